@@ -301,7 +301,8 @@ func TestDualWriteOfTwoHubs(t *testing.T) {
 // the same.
 func TestDualWriteOfARemadeStream(t *testing.T) {
 	t.Parallel()
-	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules()})
+	// What comes in the moment at which the group joins again may wait for AckWait.
+	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(), AckWait: 3 * time.Second})
 	registerVersions(t, bus)
 	startDualWrite(t, JetStream(bus), []int{1, 2}, nil)
 	for _, key := range []string{"a", "a", ""} {
