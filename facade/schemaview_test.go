@@ -271,7 +271,7 @@ func (r deafRig) heal() { r.proxy.Swallow(nil) }
 const unheard = "version 4 of the event is not registered; the latest is 3"
 
 // TestReadsOfASilentRegistry reads an event of a version about which the registry gives no answer:
-// nobody is told that the event cannot be cast, until the registry says so.
+// the hub tells no client that the event cannot be cast, until the registry says so.
 func TestReadsOfASilentRegistry(t *testing.T) {
 	t.Parallel()
 	r := newDeafRig(t)

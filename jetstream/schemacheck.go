@@ -96,8 +96,16 @@ func checkVersion(ctx context.Context, table *schemaTable, rule *SchemaRule, set
 			}
 		}
 		if rule.mode().Forward() || c.next.caster.Down() && n == last {
+			found := c.report.Findings
 			if err := c.try(ctx, all, c.next, earlier, "forward"); err != nil {
 				return nil, nil, err
+			}
+			if c.report.Down != nil && !rule.mode().Forward() && len(c.report.Findings) > len(found) {
+				// Nobody asked for the way back, so it must not stand in the way.
+				c.report.Findings = found
+				if err := c.cast(c.report.Up, nil); err != nil {
+					return nil, nil, err
+				}
 			}
 		}
 	}
@@ -120,19 +128,32 @@ func (c *versionCheck) complete() error {
 	if up == nil {
 		return nil
 	}
+	if c.next.caster.Down() {
+		return c.cast(up, nil)
+	}
+	down, err := wayBack(c.next, last, r, c.rule.Lenient)
+	if err != nil {
+		return badOptions("%v", err)
+	}
+	return c.cast(up, down)
+}
+
+// cast gives the new version the casts that the registry has made. A nil down leaves the version
+// with the one that it came with, if any.
+func (c *versionCheck) cast(up, down json.RawMessage) error {
 	v := c.next.SchemaVersion
 	v.Up = up
-	if !c.next.caster.Down() {
-		if v.Down, err = wayBack(c.next, last, r, c.rule.Lenient); err != nil {
-			return badOptions("%v", err)
-		}
-		c.report.Down = v.Down
+	switch {
+	case down != nil:
+		v.Down = down
+	case c.report.Down != nil:
+		v.Down = nil
 	}
 	next, err := c.table.compile(&v)
 	if err != nil {
 		return badOptions("%v", err)
 	}
-	c.next, c.report.Up = next, up
+	c.next, c.report.Up, c.report.Down = next, up, down
 	return nil
 }
 

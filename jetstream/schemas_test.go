@@ -174,6 +174,11 @@ func TestSchemaCompatibility(t *testing.T) {
 		{"none", compat.None, draft(wider), draft(hostV1), ""},
 		{"needs more", compat.Backward, draft(hostV1), draft(needs), "required_added of version 1 at \"/port\""},
 		{"a default", compat.Backward, draft(hostV1), draft(fills), ""},
+		{
+			"a default, and the way back is refused", compat.Backward,
+			draft(`{"type":"object","properties":{"host":{}},"minProperties":1,"additionalProperties":false}`),
+			draft(`{"type":"object","properties":{"host":{},"port":{"default":80}},"required":["port"],"additionalProperties":false}`), "",
+		},
 		{"a default, both ways", compat.Full, draft(hostV1), draft(fills), ""},
 		{"a cast", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":80}}]`)}, ""},
 		{"a cast that is wrong", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":"80"}}]`)}, "document of version 1 at \"/port\" (type)"},
@@ -324,7 +329,7 @@ func TestSchemaVersionOfAPublish(t *testing.T) {
 	if fmt.Sprint(stamped) != "[2 2 1]" {
 		t.Errorf("the events have the versions %v", stamped)
 	}
-	// What breaks the latest version, where that is only counted, was written for it all the same.
+	// With SchemaWarn, an event that breaks the latest version gets that version all the same.
 	register(t, b, "w", draft(hostV1))
 	register(t, b, "w", two)
 	if err := put("w", `{"host":[]}`, ""); err != nil {

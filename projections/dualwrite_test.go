@@ -187,7 +187,7 @@ func TestDualWriteCasts(t *testing.T) {
 	poll(t, "the outcomes are counted", func() bool { return count.outcome(Applied) == 8 })
 }
 
-// What a hub takes with a version that it adds itself has room for that version in its copies.
+// An event to which a hub adds a version has room for that version in its copies, too.
 func TestDualWriteOfManyHeaders(t *testing.T) {
 	t.Parallel()
 	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules()})
@@ -301,7 +301,7 @@ func TestDualWriteOfTwoHubs(t *testing.T) {
 // the same.
 func TestDualWriteOfARemadeStream(t *testing.T) {
 	t.Parallel()
-	// What comes in the moment at which the group joins again may wait for AckWait.
+	// An event that comes at the moment at which the group joins again may wait for AckWait.
 	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(), AckWait: 3 * time.Second})
 	registerVersions(t, bus)
 	startDualWrite(t, JetStream(bus), []int{1, 2}, nil)

@@ -51,8 +51,8 @@ func (l *ledger) silent(c *connection) []span {
 // hoarded wants no event to wait for longer than the tolerance while a member has room for it.
 func hoarded(l *ledger) []violation {
 	var all []violation
-	// What a lost hub holds comes after AckWait, and so does what was on its way from a lost server
-	// or to it; otherwise 5 s after a fault all is well.
+	// Events that a lost hub holds come after AckWait, and so do those that were on their way from
+	// a lost server or to it. Otherwise all is well 5 s after a fault.
 	var busy []span
 	for _, f := range l.faults {
 		to := f.to

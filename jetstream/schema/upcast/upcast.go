@@ -20,7 +20,8 @@
 //   - rename gives a member another name, in its place among the members. A member that has the
 //     name already is replaced.
 //   - move and copy make the objects on the way to their target, and replace what is there.
-//   - default sets a value where nothing is, and set in any case. Both make the objects on the way.
+//   - default sets a value where nothing is, and set in any case. Both make the objects on the way;
+//     default with "existing": true leaves alone what is no object, and makes none.
 //   - remove removes a member or an element.
 //   - wrap puts a value into an object with the member "in", or into an array without "in".
 //   - unwrap takes a value out of an object's member "of", or out of an array of one without "of".
