@@ -1,0 +1,126 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// printFailures repeats the end of what each failed test said, for that is what a log viewer shows.
+func (s *suite) printFailures() {
+	for _, r := range s.failures() {
+		s.printf("\nfailed: %s (-shuffle=%s)\n%s\n", r, cmp.Or(s.packages[r.pkg].seed, "off"), r.text(6<<10))
+	}
+}
+
+// counts is the last line: tests and subtests that passed, failed, and were skipped.
+func (s *suite) counts() string {
+	passed, skipped := 0, 0
+	for _, p := range s.packages {
+		for _, r := range p.tests {
+			switch r.action {
+			case "pass":
+				passed++
+			case "skip":
+				skipped++
+			}
+		}
+	}
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", passed, s.failed(), skipped)
+}
+
+// checkStrict prints what -strict refuses, and returns whether there is nothing.
+func (s *suite) checkStrict(limits limits) bool {
+	ok := true
+	for _, p := range s.sorted() {
+		for _, r := range byTime(p.tests) {
+			if r.action == "skip" {
+				ok = false
+				s.printf("skipped: %s: nothing may be skipped\n%s", r, r.text(2<<10))
+			}
+			if limit := limits.of(r); r.seconds > limit {
+				ok = false
+				s.printf("slow: %s took %.1f s, and may take %.0f s: make it faster, or give internal/suite/slow.txt a row with the reason\n", r, r.seconds, limit)
+			}
+		}
+		if p.seconds > packageSeconds && limits[limitKey{pkg: short(p.pkg)}] < p.seconds {
+			s.printf("note: package %s took %.0f s, over the aim of %d s\n", short(p.pkg), p.seconds, packageSeconds)
+		}
+	}
+	return ok
+}
+
+// byTime returns tests, the slowest first.
+func byTime(tests map[string]*result) []*result {
+	all := mapValues(tests)
+	slices.SortFunc(all, func(a, b *result) int {
+		return cmp.Or(cmp.Compare(b.seconds, a.seconds), strings.Compare(a.test, b.test))
+	})
+	return all
+}
+
+// printTimes prints what the packages and the n slowest tests cost, as tables of Markdown.
+func (s *suite) printTimes(n int) error {
+	cpu, err := readCPU(s.cpuFile)
+	if err != nil {
+		return err
+	}
+	s.printf("\n| package | wall s | CPU s | sum of its tests s | tests |\n|---|--:|--:|--:|--:|\n")
+	all := s.sorted()
+	slices.SortStableFunc(all, func(a, b *pkg) int { return cmp.Compare(b.seconds, a.seconds) })
+	var wall, computed, sum float64
+	var tests int
+	top := make(map[string]*result)
+	for _, p := range all {
+		own, count := 0.0, 0
+		for _, r := range p.tests {
+			if !strings.Contains(r.test, "/") {
+				own += r.seconds
+				count++
+				top[r.String()] = r
+			}
+		}
+		if count == 0 {
+			continue
+		}
+		used := cpu[short(p.pkg)].Seconds()
+		wall, computed, sum, tests = wall+p.seconds, computed+used, sum+own, tests+count
+		if p.seconds >= 1 {
+			s.printf("| %s | %.0f | %.0f | %.0f | %d |\n", short(p.pkg), p.seconds, used, own, count)
+		}
+	}
+	s.printf("| all, in %.0f s | %.0f | %.0f | %.0f | %d |\n", s.wall.Seconds(), wall, computed, sum, tests)
+	s.printf("\n| test | s |\n|---|--:|\n")
+	for i, r := range byTime(top) {
+		if i == n {
+			break
+		}
+		s.printf("| %s | %.1f |\n", r, r.seconds)
+	}
+	s.printf("\n")
+	return nil
+}
+
+// writeLogs keeps the whole output of each failed test of a run in a directory.
+func (s *suite) writeLogs(dir string, run int) error {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	for _, r := range s.failures() {
+		name := strings.NewReplacer("/", "-", " ", "-").Replace(fmt.Sprintf("run-%d-%s.log", run, r))
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Join(r.output, "")), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// seconds converts a duration that a person wrote.
+func seconds(text string) (float64, error) {
+	d, err := time.ParseDuration(text)
+	return d.Seconds(), err
+}

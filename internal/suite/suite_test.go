@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The test binary measures and computes under the words of the program.
+func TestMain(m *testing.M) {
+	other(os.Args[1:])
+	os.Exit(m.Run())
+}
+
+// A module with a package of each kind of outcome.
+var outcomes = map[string]string{
+	"go.mod": "module sample\n\ngo 1.26\n",
+	"good/good_test.go": `package good
+import "testing"
+func TestGood(t *testing.T) { t.Run("part", func(*testing.T) {}) }
+func TestSkipped(t *testing.T) { t.Skip("no such program") }
+`,
+	"bad/bad_test.go": `package bad
+import "testing"
+func TestBad(t *testing.T) {
+	t.Log("time=now level=DEBUG msg=normal")
+	t.Log("time=now level=WARN msg=odd")
+	t.Run("one", func(t *testing.T) { t.Error("one is wrong") })
+	t.Run("two", func(*testing.T) {})
+}
+func TestLater(*testing.T) {}
+`,
+	"panics/panics_test.go": `package panics
+import "testing"
+func TestPanics(*testing.T) { panic("out of luck") }
+`,
+	"exits/exits_test.go": `package exits
+import ("fmt"; "os"; "testing")
+func TestMain(m *testing.M) { m.Run(); fmt.Println("left behind"); os.Exit(1) }
+func TestGood(*testing.T) {}
+`,
+	"broken/broken_test.go": `package broken
+func missing() { undefined() }
+`,
+	"none/none.go": "package none\n",
+}
+
+// sample runs the tests of packages of outcomes.
+func sample(t *testing.T, s *suite, packages ...string) string {
+	t.Helper()
+	s.dir = t.TempDir()
+	for name, text := range outcomes {
+		path := filepath.Join(s.dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	s.out = &out
+	if err := s.run(t.Context(), append([]string{"-shuffle=7"}, packages...)); err != nil {
+		t.Fatal(err)
+	}
+	s.printFailures()
+	return out.String()
+}
+
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	file, err := newCPUFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &suite{cpuFile: file}
+	out := sample(t, s, "./...")
+	var failed []string
+	for _, r := range s.failures() {
+		failed = append(failed, r.String())
+	}
+	if want := []string{"bad TestBad/one", "broken", "exits", "panics TestPanics"}; !slices.Equal(failed, want) {
+		t.Errorf("failed: %q, want %q\n%s", failed, want, out)
+	}
+	if got := s.counts(); got != "5 passed, 4 failed, 1 skipped" {
+		t.Errorf("the counts are %q", got)
+	}
+	for _, want := range []string{"one is wrong", "out of luck", "left behind", "undefined: undefined", "ok   good", "FAIL bad", "-shuffle=7"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in the output:\n%s", want, out)
+		}
+	}
+	for _, unwanted := range []string{"msg=normal", "none"} {
+		if strings.Contains(out, unwanted) {
+			t.Errorf("%q is in the output:\n%s", unwanted, out)
+		}
+	}
+	dir := t.TempDir()
+	if err := s.writeLogs(dir, 3); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "run-3-bad-TestBad-one.log")); err != nil || !strings.Contains(string(text), "one is wrong") {
+		t.Errorf("the log of a failed test is %q, %v", text, err)
+	}
+	used, err := readCPU(file)
+	if err != nil || used["good"] <= 0 || used["bad"] <= 0 {
+		t.Errorf("the test binaries took %v of CPU time, %v", used, err)
+	}
+}
+
+func TestTimes(t *testing.T) {
+	t.Parallel()
+	file, err := newCPUFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := noteCPU(filepath.Dir(mustGetwd(t)), file, 3e9); err != nil { // its directory is "suite"
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	s := &suite{out: &out, cpuFile: file}
+	tests := map[string]*result{
+		"TestA":   {pkg: "m/suite", test: "TestA", seconds: 4},
+		"TestA/b": {pkg: "m/suite", test: "TestA/b", seconds: 9},
+		"TestC":   {pkg: "m/suite", test: "TestC", seconds: 5},
+	}
+	s.packages = map[string]*pkg{"m/suite": {result: result{pkg: "m/suite", seconds: 7}, tests: tests}}
+	if err := s.printTimes(1); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| suite | 7 | 3 | 9 | 2 |\n", "| suite TestC | 5.0 |\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the times lack %q:\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "TestA |") {
+		t.Errorf("more tests than asked for:\n%s", &out)
+	}
+}
+
+func mustGetwd(t *testing.T) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// The load computes, and ends when it is told to.
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	end, err := startLoad(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end()
+	end()
+}
+
+// With -strict, a skipped test and a slow one that is not listed are refused.
+func TestStrict(t *testing.T) {
+	t.Parallel()
+	s := &suite{}
+	sample(t, s, "./good")
+	var out bytes.Buffer
+	s.out = &out
+	if s.checkStrict(nil) || !strings.Contains(out.String(), "skipped: good TestSkipped") || !strings.Contains(out.String(), "no such program") {
+		t.Errorf("a skipped test passed:\n%s", &out)
+	}
+	delete(s.packages["sample/good"].tests, "TestSkipped")
+	out.Reset()
+	if !s.checkStrict(nil) || out.Len() > 0 {
+		t.Errorf("good tests were refused:\n%s", &out)
+	}
+	slow := s.packages["sample/good"].tests["TestGood/part"]
+	slow.seconds = testSeconds + 1
+	if s.checkStrict(nil) || !strings.Contains(out.String(), "slow: good TestGood/part took 16.0 s") {
+		t.Errorf("a slow test passed:\n%s", &out)
+	}
+	listed := limits{{"good", "TestGood"}: 20}
+	if !s.checkStrict(listed) {
+		t.Error("a listed test was refused")
+	}
+	slow.seconds = 21
+	if s.checkStrict(listed) {
+		t.Error("a listed test passed beyond its bound")
+	}
+}
+
+func TestNoPackage(t *testing.T) {
+	t.Parallel()
+	s := &suite{dir: t.TempDir(), out: &bytes.Buffer{}}
+	if err := s.run(t.Context(), []string{"-nonsense"}); err == nil {
+		t.Error("a wrong flag is no error")
+	}
+}
+
+// The list names tests that there are, each in its package.
+func TestListedTestsExist(t *testing.T) {
+	t.Parallel()
+	l, err := readLimits(slowList)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key := range l {
+		dir := filepath.Join("..", "..", filepath.FromSlash(key.pkg))
+		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+		if err != nil || len(files) == 0 {
+			t.Errorf("slow.txt: there is no package %s with tests", key.pkg)
+			continue
+		}
+		found := key.test == ""
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || bytes.Contains(text, []byte("func "+key.test+"("))
+		}
+		if !found {
+			t.Errorf("slow.txt: package %s has no %s", key.pkg, key.test)
+		}
+	}
+}
+
+func TestListOfLimits(t *testing.T) {
+	t.Parallel()
+	l, err := readLimits("# why\n\nfacade TestA 20s a reason\nfacade - 2m a reason\n")
+	if want := (limits{{"facade", "TestA"}: 20, {"facade", ""}: 120}); err != nil || fmt.Sprint(l) != fmt.Sprint(want) {
+		t.Errorf("the list is %v, %v; want %v", l, err, want)
+	}
+	for _, text := range []string{"facade TestA 20s", "facade TestA 20 a reason", "facade TestA 20s a reason\nfacade TestA 30s a reason"} {
+		if _, err := readLimits(text); err == nil {
+			t.Errorf("%q was taken", text)
+		}
+	}
+}
