@@ -13,8 +13,10 @@ import (
 
 // Words by which this program is started for something else than running tests.
 const (
-	measureCommand = "measure-cpu" // ROOT FILE PROGRAM ARGS...: run a test binary, and note its CPU time
-	burnCommand    = "burn"        // compute until killed
+	// measure-cpu ROOT FILE PROGRAM ARGS...: run a test binary, and note its CPU time.
+	measureCommand = "measure-cpu"
+	// burn: compute until killed.
+	burnCommand = "burn"
 )
 
 // measure runs a test binary, and appends its directory below ROOT and its CPU time to a file. It
@@ -45,7 +47,7 @@ func noteCPU(root, file string, used time.Duration) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0) //nolint:gosec // made by newCPUFile
+	f, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0) //nolint:gosec // of newCPUFile
 	if err != nil {
 		return err
 	}
@@ -62,7 +64,7 @@ func newCPUFile() (string, error) {
 	return f.Name(), f.Close()
 }
 
-// readCPU returns the CPU time of each package, by its path within the module, and removes the file.
+// readCPU returns the CPU time of each package, by its path within the module. It removes the file.
 func readCPU(file string) (map[string]time.Duration, error) {
 	text, err := os.ReadFile(file) //nolint:gosec // made by newCPUFile
 	if err != nil {

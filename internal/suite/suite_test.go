@@ -118,7 +118,8 @@ func TestTimes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := noteCPU(filepath.Dir(mustGetwd(t)), file, 3e9); err != nil { // its directory is "suite"
+	// The directory of this test is "suite".
+	if err := noteCPU(filepath.Dir(mustGetwd(t)), file, 3e9); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
