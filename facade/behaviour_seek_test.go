@@ -3,6 +3,7 @@ package facade_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
 	"strconv"
@@ -14,6 +15,9 @@ import (
 	"eventhub/jetstream"
 	"eventhub/sdk/go/wire"
 )
+
+// seekRounds is larger for the long form.
+var seekRounds = flag.Int("seeks.rounds", 2, "how often four seeks race")
 
 // taker is a member of a group through the Go API.
 type taker struct {
@@ -196,7 +200,7 @@ func TestSeeksThatRace(t *testing.T) {
 		publish(strconv.Itoa(i))
 	}
 	settle(take(t, out, 5))
-	for range 5 {
+	for range *seekRounds {
 		var seeks sync.WaitGroup
 		var errs [4]error
 		for i, bus := range []*jetstream.Bus{a.bus, b.bus, a.bus, b.bus} {

@@ -25,6 +25,7 @@ func TestConformance(t *testing.T) {
 	})
 	for _, s := range loadScenarios(t, testToken) {
 		t.Run(s.Name, func(t *testing.T) {
+			t.Parallel()
 			hub := startHub(t, bus, func(cfg *facade.Config) {
 				cfg.Auth = namedClients{cfg.Auth, s.Name}
 				cfg.Limits.AuthTimeout = time.Duration(s.Config.AuthTimeoutMS) * time.Millisecond

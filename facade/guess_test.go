@@ -17,7 +17,13 @@ import (
 // from sends a request with a token from an address, below the listener.
 func (r *rig) from(t *testing.T, remote, token string) *httptest.ResponseRecorder {
 	t.Helper()
-	req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/snap/none/k", http.NoBody)
+	return r.fromUntil(t.Context(), t, remote, token)
+}
+
+// fromUntil is from for a client that leaves when ctx ends.
+func (r *rig) fromUntil(ctx context.Context, t *testing.T, remote, token string) *httptest.ResponseRecorder {
+	t.Helper()
+	req := httptest.NewRequestWithContext(ctx, http.MethodGet, "/snap/none/k", http.NoBody)
 	req.RemoteAddr = remote
 	req.Header.Set("Authorization", "Bearer "+token)
 	w := httptest.NewRecorder()
@@ -129,9 +135,11 @@ func TestBadTokensThatWait(t *testing.T) {
 	const waiting = 300
 	var crowd sync.WaitGroup
 	var tooMany atomic.Int64
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
 	for range waiting {
 		crowd.Go(func() {
-			w := r.from(t, "127.0.0.1:2", "x.y.z")
+			w := r.fromUntil(ctx, t, "127.0.0.1:2", "x.y.z")
 			if w.Code == http.StatusTooManyRequests {
 				tooMany.Add(1)
 				if w.Header().Get("Retry-After") == "" {
@@ -146,6 +154,7 @@ func TestBadTokensThatWait(t *testing.T) {
 	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("a known token waited for %v", took)
 	}
+	leave()
 	crowd.Wait()
 	if got := p.outcome(`{"op":"AUTH","token":"` + known + `"}`); got != "OK" {
 		t.Error(got)
@@ -170,7 +179,8 @@ func (c *checks) Authenticate(ctx context.Context, token string) (facade.Princip
 // from the same address, though the hub has never seen the token. Each bad token that is checked
 // costs the crowd a turn or a connection.
 func TestNewTokensBesideACrowd(t *testing.T) {
-	const rate, burst, crowd = 20, 10, 400
+	// At this rate, refusals wait for half of the time that they may.
+	const rate, burst, crowd, newcomers = 100, 10, 300, 10
 	var tally *checks
 	r := jwtRig(t, func(cfg *facade.Config) {
 		tally = &checks{Authenticator: cfg.Auth}
@@ -204,7 +214,7 @@ func TestNewTokensBesideACrowd(t *testing.T) {
 				select {
 				case <-stop:
 					return
-				case <-time.After(10 * time.Millisecond): // leave room for the others
+				case <-time.After(100 * time.Millisecond): // leave room for the others
 				}
 				switch status, closed := ask(bad); {
 				case status == http.StatusUnauthorized:
@@ -218,7 +228,7 @@ func TestNewTokensBesideACrowd(t *testing.T) {
 		})
 	}
 	eventually(t, "refusals wait", func() bool { return r.seen.count("limit bad_tokens") >= crowd })
-	for i := range 50 {
+	for i := range newcomers {
 		began := time.Now()
 		// It is valid, and may not read.
 		if status, _ := ask(grant(t, "new-http-"+strconv.Itoa(i), "publish:a")); status != http.StatusForbidden {
@@ -250,14 +260,14 @@ func TestBadTokenOutOfTurnEndsItsConnection(t *testing.T) {
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.BadTokenRate, cfg.Limits.BadTokenBurst = 1, 1 })
 	// The turns of the next 5 s are taken, and each that gets free is taken at once.
 	var crowd sync.WaitGroup
-	var over atomic.Bool
 	defer crowd.Wait()
-	defer over.Store(true)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
 	const waits = 10
 	for range waits {
 		crowd.Go(func() {
-			for !over.Load() {
-				r.from(t, "127.0.0.1:1", "x.y.z")
+			for ctx.Err() == nil {
+				r.fromUntil(ctx, t, "127.0.0.1:1", "x.y.z")
 			}
 		})
 	}

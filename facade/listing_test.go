@@ -23,7 +23,7 @@ import (
 )
 
 // listingWalks is larger for the long form, as in RELIABILITY.md.
-var listingWalks = flag.Int("listing.walks", 12, "listings beside writers and removals, over two hubs")
+var listingWalks = flag.Int("listing.walks", 3, "listings beside writers and removals, over two hubs")
 
 // listed is what GET /snap/{topic}?next= answers.
 type listed struct {

@@ -1,6 +1,7 @@
 package facade_test
 
 import (
+	"flag"
 	"fmt"
 	"strconv"
 	"sync"
@@ -11,6 +12,9 @@ import (
 	"eventhub/jetstream/natstest"
 	"eventhub/sdk/go/wire"
 )
+
+// giveBackRounds is larger for the long form.
+var giveBackRounds = flag.Int("giveback.rounds", 1, "how often a member pauses, and leaves, in the middle of a flood")
 
 // idleWait is how long an idle member with credit may wait for an event that is neither leased nor
 // in back-off: 1 s, and as much again for a busy machine.
@@ -141,8 +145,7 @@ func (c *tally) missing() int {
 func TestPromiseWhatIsOnItsWayIsGivenBackAtOnce(t *testing.T) {
 	t.Parallel()
 	const (
-		rounds  = 6
-		events  = 2000
+		events  = 1000
 		silence = 10 * time.Second // a third of AckWait; a busy machine stands still for seconds
 	)
 	nodes := natstest.StartCluster(t, 3)
@@ -152,7 +155,7 @@ func TestPromiseWhatIsOnItsWayIsGivenBackAtOnce(t *testing.T) {
 	a := startHub(t, openBus(t, at(nodes[0].URL()), three), unthrottled)
 	b := startHub(t, openBus(t, at(nodes[1].URL()), three), unthrottled)
 	for _, off := range []string{"PAUSE", "UNSUBSCRIBE"} {
-		for round := range rounds {
+		for round := range *giveBackRounds {
 			topic := freshTopic()
 			opts := wire.SubscribeOptions{From: "earliest", MaxInFlight: 5000, BatchSize: 5000}
 			maker := b.subscribe(b.dial(), topic, "g", opts)
