@@ -96,6 +96,7 @@ func (p *peer) outcome(frame string) string {
 }
 
 func TestEnforcement(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, nil)
 	scoped := grant(t, "scoped", "publish:in.*", "subscribe:out.**")
 	ruled := sign(t, acl.Grant{Subject: "ruled", Policy: []byte(`{"rules":[
@@ -148,6 +149,7 @@ func TestEnforcement(t *testing.T) {
 }
 
 func TestTokensThatAreRefused(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, nil)
 	claims := func(change func(jwt.MapClaims)) jwt.MapClaims {
 		c := jwt.MapClaims{"sub": "x", "aud": "hub", "exp": time.Now().Add(time.Hour).Unix(), "scopes": []string{"*:**"}}
@@ -190,6 +192,7 @@ func TestTokensThatAreRefused(t *testing.T) {
 // An AUTH replaces the policy and what was remembered of it. What the new one does not allow ends,
 // and goes to others.
 func TestReauthWithFewerRights(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, nil)
 	p := r.as(t, grant(t, "p", "publish:*", "subscribe:*"))
 	for _, frame := range []string{
@@ -332,6 +335,7 @@ func TestNDJSONEndsWithItsToken(t *testing.T) {
 
 // A decision is logged with the rule behind it, and nothing secret.
 func TestDenialsAreLogged(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	var text bytes.Buffer
 	r := jwtRig(t, func(cfg *facade.Config) {
@@ -371,6 +375,7 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 // TestRefusedSubscriptionNamesItsTopic refuses subscriptions because of a further topic: the first
 // time, and by a new token.
 func TestRefusedSubscriptionNamesItsTopic(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, nil)
 	p := r.as(t, grant(t, "narrow", "subscribe:a", "subscribe:b"))
 	p.send(`{"op":"SUBSCRIBE","topic":"a","group":"g","opts":{"topics":["b","c","d"]},"corr":1}`)
@@ -384,6 +389,7 @@ func TestRefusedSubscriptionNamesItsTopic(t *testing.T) {
 
 // TestDenialCoversSnapshotsAndDeadLetters denies one topic, and allows all others.
 func TestDenialCoversSnapshotsAndDeadLetters(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, nil)
 	p := r.as(t, sign(t, acl.Grant{Subject: "no state", Policy: []byte(`{"rules":[
 		{"effect":"deny","action":"subscribe","topics":["process.state","a.*"]},

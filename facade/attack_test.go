@@ -385,6 +385,7 @@ func keepSending(t *testing.T, p *peer, frame string) {
 // place where a topic can be; and what JSON allows in a frame does not make the policy see another
 // topic than the bus.
 func TestTopicsThatAreNone(t *testing.T) {
+	t.Parallel()
 	var w witness
 	r := jwtRig(t, w.listen)
 	all, some := r.as(t, grant(t, "all", "*:**")), r.as(t, grant(t, "some", "*:a.**"))
@@ -444,6 +445,7 @@ func TestTopicsThatAreNone(t *testing.T) {
 // A second AUTH with fewer rights takes effect with the frame that follows it. What it ends goes to
 // others at once, however long the leases are, and cannot be settled any more by who held it.
 func TestLesserRightsInTheMiddle(t *testing.T) {
+	t.Parallel()
 	var w witness
 	r := jwtRig(t, w.listen)
 	p := r.as(t, grant(t, "p", "*:**"))

@@ -18,6 +18,7 @@ import (
 // A handler that takes longer than a poll makes nothing come twice: there is no poll, there are
 // leases.
 func TestSlowHandlerGetsEachEventOnce(t *testing.T) {
+	t.Parallel()
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	topic := freshTopic()
@@ -43,6 +44,7 @@ func TestSlowHandlerGetsEachEventOnce(t *testing.T) {
 
 // What is not acknowledged comes again, and nothing else, whatever the order of the acks was.
 func TestAcksInAnyOrder(t *testing.T) {
+	t.Parallel()
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	for _, test := range []struct {
@@ -93,6 +95,7 @@ func TestAcksInAnyOrder(t *testing.T) {
 
 // maxInFlight bounds what is leased; what is beyond waits and is no attempt.
 func TestMaxInFlight(t *testing.T) {
+	t.Parallel()
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	topic := freshTopic()
@@ -124,6 +127,7 @@ func TestMaxInFlight(t *testing.T) {
 
 // maxInFlight holds over all topics of a subscription, and over NACKs and leases that end.
 func TestMaxInFlightOverTopicsAndFailures(t *testing.T) {
+	t.Parallel()
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	topic := freshTopic()
@@ -172,6 +176,7 @@ func TestMaxInFlightOverTopicsAndFailures(t *testing.T) {
 // The same id within the duplicate window is one event in the stream; in a family stream the topic
 // is part of the id.
 func TestSameIDIsOneEvent(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, func(cfg *jetstream.Config) {
 		cfg.Topics = []jetstream.TopicRule{{Pattern: "user.*.events", Family: "users"}}
 	})
@@ -214,6 +219,7 @@ func storedPayloads(t *testing.T, bus *jetstream.Bus, topic string) string {
 // A key that means something in a subject is a key like any other: its latest event is found under
 // it alone.
 func TestKeysAreFoundAgain(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t)
 	hub := startHub(t, bus)
 	c := hub.dial()
@@ -247,6 +253,7 @@ func TestKeysAreFoundAgain(t *testing.T) {
 // What native NATS clients publish is delivered: with an id made from its place, and only when it
 // is JSON.
 func TestNativeEvents(t *testing.T) {
+	t.Parallel()
 	url := startNATS(t)
 	bus := openBus(t, at(url))
 	hub := startHub(t, bus)

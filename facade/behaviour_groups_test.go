@@ -3,6 +3,7 @@ package facade_test
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"strconv"
 	"sync"
 	"testing"
@@ -12,14 +13,19 @@ import (
 	"eventhub/sdk/go/wire"
 )
 
-const splitEvents = 10_000
+const splitEvents = 3_000
+
+// dyingStep is smaller for the long form.
+var dyingStep = flag.Int("dying.step", 300, "by how many bytes more of what a hub sends it dies each time, while it makes a group")
 
 func TestMembersOnTwoConnectionsSplitTheEvents(t *testing.T) {
+	t.Parallel()
 	hub := startHub(t, openBus(t), unthrottled)
 	splitBetween(t, hub, hub)
 }
 
 func TestMembersOnTwoHubsSplitTheEvents(t *testing.T) {
+	t.Parallel()
 	a, b := twoHubs(t)
 	splitBetween(t, a, b)
 }
@@ -110,6 +116,7 @@ func publishMany(t *testing.T, hub *testHub, topic string, n int) {
 
 // A connection that is lost gives its leases to the other member at once, not after a timeout.
 func TestDisconnectGivesLeasesToTheOtherMember(t *testing.T) {
+	t.Parallel()
 	a, b := twoHubs(t)
 	for _, test := range []struct {
 		name  string
@@ -127,8 +134,8 @@ func TestDisconnectGivesLeasesToTheOtherMember(t *testing.T) {
 			start := time.Now()
 			lost.Abort()
 			got := second.take(100)
-			if took := time.Since(start); took > 5*time.Second {
-				t.Errorf("it took %v", took) // a lease is 30 s, a back-off 50 ms
+			if took := time.Since(start); took > 15*time.Second { // half a lease; a back-off is 50 ms
+				t.Errorf("it took %v", took)
 			}
 			seen := map[string]bool{}
 			for _, e := range got {
@@ -162,6 +169,7 @@ type deadLetter struct {
 // Every way in which a delivery fails counts; at maxAttempts the event is dead-lettered once, and
 // the group moves on.
 func TestMaxAttempts(t *testing.T) {
+	t.Parallel()
 	hub := startHub(t, openBus(t))
 	for _, test := range []struct {
 		name, reason string
@@ -335,6 +343,7 @@ func waitUntil(t *testing.T, what string, done func() bool) {
 // Two hubs make one new group at the same instant, from different starts: the group has one start,
 // and all members share it.
 func TestTwoHubsMakeOneGroup(t *testing.T) {
+	t.Parallel()
 	a, b := twoHubs(t)
 	ca, cb := a.dial(), b.dial()
 	for round := range 20 {
@@ -402,7 +411,7 @@ func TestHubDiesWhileItMakesAGroup(t *testing.T) {
 	c := alive.dial()
 	proxy := newTCPProxy(t, url)
 	starts := map[int]int{} // how many events each group got
-	for bytes := 0; bytes <= 2400; bytes += 100 {
+	for bytes := 0; bytes <= 2400; bytes += *dyingStep {
 		topic := freshTopic()
 		for i := range 5 {
 			alive.publish(c, topic, strconv.Itoa(i))
@@ -418,7 +427,7 @@ func TestHubDiesWhileItMakesAGroup(t *testing.T) {
 			_, err := dying.Subscribe(ctx, topic, "g", jetstream.SubscribeOptions{From: jetstream.FromEarliest, Paused: true}, func(*jetstream.Held) {})
 			joining <- err
 		}()
-		if bytes%200 == 0 { // otherwise both at the same time
+		if bytes/(*dyingStep)%2 == 0 { // otherwise both at the same time
 			waitUntil(t, "the dying hub is through or stuck", func() bool { return proxy.spent() || len(joining) > 0 })
 		}
 		in := alive.subscribe(c, topic, "g", wire.SubscribeOptions{From: "latest"})

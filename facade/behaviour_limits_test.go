@@ -14,6 +14,7 @@ import (
 // 1 MiB of payload passes, with headers on top; above it HTTP answers 413 and WebSocket
 // publish_failed (frames/payload_size), and the connection lives on.
 func TestPayloadLimit(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t)
 	hub := startHub(t, bus)
 	c := hub.dial()
@@ -63,6 +64,7 @@ func TestPayloadLimit(t *testing.T) {
 
 // A connection that was answered 413 is used again.
 func TestTooLargeLeavesTheHTTPConnectionOpen(t *testing.T) {
+	t.Parallel()
 	hub := startHub(t, openBus(t))
 	web := &http.Client{Transport: apitest.Transport(t, apitest.Clients, &http.Transport{MaxConnsPerHost: 1})}
 	defer web.CloseIdleConnections()

@@ -81,6 +81,7 @@ func numbers(got []*jetstream.Delivery) string {
 // Seek moves a group with live members on two hubs, and fences: nothing that was leased before
 // counts after.
 func TestSetCursorUnderLiveMembers(t *testing.T) {
+	t.Parallel()
 	a, b := twoHubs(t)
 	for _, test := range []struct {
 		name string
@@ -242,6 +243,7 @@ func TestSeeksThatRace(t *testing.T) {
 
 // from ts starts at the first event stored at or after that moment, inclusive.
 func TestFromTSIsInclusive(t *testing.T) {
+	t.Parallel()
 	hub := startHub(t, openBus(t))
 	c := hub.dial()
 	topic := freshTopic()

@@ -25,6 +25,7 @@ func heapInUse() int {
 // A client that does not read, and pauses and resumes, makes the hub fetch the same events again
 // and again. What was given back must not stay in the queue.
 func TestUnreadQueueIsBounded(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.WriteStall = time.Minute })
 	payload := []byte(`"` + strings.Repeat("x", 500_000) + `"`)
 	for range 30 {
@@ -47,6 +48,7 @@ func TestUnreadQueueIsBounded(t *testing.T) {
 
 // Without credentials a connection gets no more memory than an AUTH needs.
 func TestLargeFrameBeforeAuth(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	p := r.dial(t)
 	ctx := t.Context()
@@ -59,6 +61,7 @@ func TestLargeFrameBeforeAuth(t *testing.T) {
 // Over HTTP a client has no connection that its new topics could be counted by: they count for its
 // principal.
 func TestHTTPTopicLimit(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	codes := map[int]int{}
 	for i := range 110 {

@@ -480,7 +480,7 @@ func (c *cast) headAt(ctx context.Context, seq uint64) (head uint64, err error) 
 
 // soon is headAt for castPatience.
 func (c *cast) soon(ctx context.Context, seq uint64) (head uint64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, castPatience)
+	ctx, cancel := context.WithTimeout(ctx, c.srv.castPatience)
 	defer cancel()
 	return c.headAt(ctx, seq)
 }

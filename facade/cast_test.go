@@ -3,6 +3,7 @@ package facade_test
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -20,6 +21,9 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 )
+
+// castRejoins is larger for the long form.
+var castRejoins = flag.Int("broadcast.rejoins", 60, "how often a client reconnects to a broadcast at a random place")
 
 // castFrame is what tests look at in the frames of a broadcast.
 type castFrame struct {
@@ -160,7 +164,7 @@ func TestBroadcastBeginsAtTheEnd(t *testing.T) {
 	r.put(t, "prices", "0")
 	keeps, p := r.login(t), r.login(t)
 	keeps.follow("prices", "") // the hub goes on following the topic
-	for i := 1; i < 600; i += 2 {
+	for i := 1; i < 120; i += 2 {
 		r.put(t, "prices", strconv.Itoa(i))
 		p.follow("prices", "")
 		r.put(t, "prices", strconv.Itoa(i+1))
@@ -505,7 +509,7 @@ func TestBroadcastRecovers(t *testing.T) {
 		r.put(t, "short", strconv.Itoa(i))
 		pos = append(pos, listener.castNext("EVENT").Ctx.Pos)
 	}
-	for range 500 {
+	for range *castRejoins {
 		from := rand.IntN(len(pos))
 		p := r.login(t)
 		ok := p.follow("short", `"from":"pos","pos":"`+pos[from]+`"`)
@@ -606,7 +610,7 @@ func TestBroadcastsEndWithTheirConnections(t *testing.T) {
 	r := newRig(t, nil)
 	keeper := r.login(t)
 	keeper.follow("t", "")
-	for i := range 100 {
+	for i := range 30 {
 		p := r.login(t)
 		p.send(`{"op":"SUBSCRIBE","topic":"t","opts":{"mode":"broadcast","history":` + strconv.Itoa(i%3) + `},"corr":1}`)
 		_ = p.conn.CloseNow()

@@ -136,7 +136,7 @@ func TestPresenceRefusals(t *testing.T) {
 // Clients that come within a second are told at most twice, and a list has at most 100 names.
 func TestPresenceOfManySockets(t *testing.T) {
 	t.Parallel()
-	const clients = 150
+	const clients = 120
 	v := newVerifier(t)
 	r := newRigOn(t, jetstream.Config{Topics: roomRules}, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(v) })
 	peers := make([]*peer, clients)

@@ -89,7 +89,7 @@ func TestBroadcastStream(t *testing.T) {
 	for i := range 100 {
 		places = append(places, u.wantCast(strconv.Itoa(i)))
 	}
-	for range 30 {
+	for range 10 {
 		from := rand.IntN(len(places) - 1)
 		// The query is that of the first request, as a browser repeats it.
 		s, ok := r.listen(t, "u", "history=5", "Last-Event-ID", places[from])

@@ -69,6 +69,7 @@ func clouds(t *testing.T, a answer, kind string) (list []ce.Event) {
 // The official Go SDK publishes in both modes, to a topic and to the type of the event, and reads
 // what it has published.
 func TestCloudEventsOfTheOfficialSDK(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	for name, how := range map[string]func(context.Context) context.Context{
 		"binary": ce.WithEncodingBinary, "structured": ce.WithEncodingStructured,
@@ -119,6 +120,7 @@ func TestCloudEventsOfTheOfficialSDK(t *testing.T) {
 }
 
 func TestCloudEventIDs(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	send := func(topic, source, id string) string {
 		t.Helper()
@@ -153,6 +155,7 @@ func TestCloudEventIDs(t *testing.T) {
 
 // All data comes back byte for byte, JSON or not.
 func TestCloudEventData(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	for name, c := range map[string]struct{ body, kind, want string }{
 		"json":   {` {"n": 12345678901234567890}`, "application/json", `"data": {"n": 12345678901234567890}}`},
@@ -190,6 +193,7 @@ func TestCloudEventData(t *testing.T) {
 }
 
 func TestCloudEventBatch(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	one := func(id, kind string) string {
 		return `{"specversion":"1.0","id":"` + id + `","source":"/s","type":"` + kind + `","data":{"id":"` + id + `"}}`
@@ -227,6 +231,7 @@ func TestCloudEventBatch(t *testing.T) {
 }
 
 func TestCloudEventFaults(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	full := []string{"ce-specversion", "1.0", "ce-id", "1", "ce-source", "/s", "ce-type", "cloud.faults"}
 	with := func(more ...string) []string { return append(full[:len(full):len(full)], more...) }
@@ -269,6 +274,7 @@ func TestCloudEventFaults(t *testing.T) {
 
 // A native client reads and writes the NATS binding.
 func TestCloudEventsOverNATS(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	if a := r.post(t, "/publish/"+cloudHeadersTopic, `{"a":1}`, "Event-Key", "k ü", "Event-Ts", "1700000000000"); a.status != http.StatusOK {
 		t.Fatal(a)
@@ -332,6 +338,7 @@ func TestCloudEventsOverNATS(t *testing.T) {
 }
 
 func TestCloudEventsOfKeys(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	for _, key := range []string{"a", "b"} {
 		if a := r.post(t, "/publish/kept.cloud", `{"specversion":"1.0","id":"`+key+`","source":"/s","type":"t","partitionkey":"`+key+`","data":1}`, "Content-Type", "application/cloudevents+json"); a.status != http.StatusOK {
@@ -372,6 +379,7 @@ func TestCloudEventsOfKeys(t *testing.T) {
 
 // Records are what a client gets that does not ask for CloudEvents alone.
 func TestAcceptOfRecords(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	r.post(t, "/publish/cloud.accept", "1")
 	for accept, want := range map[string]string{
@@ -392,6 +400,7 @@ func TestAcceptOfRecords(t *testing.T) {
 // A client that has used up its rate is told before the hub reads what the client sends, whatever
 // is wrong with that.
 func TestRateOfCloudEventsThatAreRefused(t *testing.T) {
+	t.Parallel()
 	r := newRigOn(t, jetstream.Config{
 		Server: natstest.Embed(t, t.TempDir(), natstest.Listening(rigToken)), Topics: cloudRules,
 	}, func(cfg *facade.Config) { cfg.Limits.PrincipalRate, cfg.Limits.PrincipalBurst = 1, 1 })
@@ -413,6 +422,7 @@ func TestRateOfCloudEventsThatAreRefused(t *testing.T) {
 // The attributes that the hub adds are headers like others: an event has no more headers with them
 // than an event may have, so that whatever is stored can be published again.
 func TestCloudEventHeadersWithinTheLimits(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	headers := make([]string, 0, 2*64)
 	for i := range 64 {
@@ -439,6 +449,7 @@ func TestCloudEventHeadersWithinTheLimits(t *testing.T) {
 
 // An event's own header takes the place of the one that its topic would add, in any case.
 func TestOwnCloudEventHeader(t *testing.T) {
+	t.Parallel()
 	r := newCloudRig(t)
 	opts := jetstream.PublishOptions{Headers: map[string]string{"CE-Type": "own"}}
 	if _, err := r.bus.NewPublisher().Publish(t.Context(), cloudHeadersTopic, []byte("1"), opts); err != nil {

@@ -282,7 +282,7 @@ func TestConsumeMembers(t *testing.T) {
 func TestSettleTwice(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	r.pull(t, "t", "g", "")
+	r.pull(t, "t", "g", `{"wait_ms":0}`)
 	for range 3 {
 		r.put(t, "t", "1")
 	}
@@ -460,7 +460,7 @@ func TestStreamBackPressure(t *testing.T) {
 func TestConsumeDeadLetters(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	r.pull(t, "t", "g", "")
+	r.pull(t, "t", "g", `{"wait_ms":0}`)
 	r.put(t, "t", `"nacked"`)
 	e := r.pullOne(t, "t", "g", `"maxAttempts":1`)
 	r.wantSettled(t, "nack", `,"reason":"broken"`, e.Ack)

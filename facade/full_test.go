@@ -10,6 +10,7 @@ import (
 
 // A topic that rejects is full: over HTTP, line by line, and over the WebSocket.
 func TestTopicFull(t *testing.T) {
+	t.Parallel()
 	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "strict", MaxMsgs: 10, OnFull: jetstream.OnFullReject}}}, nil)
 	p := r.login(t)
 	p.send(`{"op":"SUBSCRIBE","topic":"strict","group":"g","opts":{"maxInFlight":1}}`)

@@ -95,6 +95,7 @@ func TestBadTokensOfAnAddress(t *testing.T) {
 
 // A host with all of an IPv6 network is one address, and so is a host over both protocols.
 func TestBadTokensOfANetwork(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.BadTokenRate, cfg.Limits.BadTokenBurst = 1, 2 })
 	bad := grant(t, "bad", "publish:a") + "x"
 	for i, c := range []struct {
@@ -123,6 +124,7 @@ func TestBadTokensOfANetwork(t *testing.T) {
 // Over WebSocket the same ration holds, together with HTTP. A token that waits takes no place of a
 // request, and beyond the bound on what waits, tokens are refused with a time to come back.
 func TestBadTokensThatWait(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, func(cfg *facade.Config) {
 		cfg.Limits.BadTokenRate, cfg.Limits.BadTokenBurst, cfg.Limits.Requests = 1, 1, 8
 	})
@@ -179,6 +181,7 @@ func (c *checks) Authenticate(ctx context.Context, token string) (facade.Princip
 // from the same address, though the hub has never seen the token. Each bad token that is checked
 // costs the crowd a turn or a connection.
 func TestNewTokensBesideACrowd(t *testing.T) {
+	t.Parallel()
 	// At this rate, refusals wait for half of the time that they may.
 	const rate, burst, crowd, newcomers = 100, 10, 300, 10
 	var tally *checks
@@ -286,6 +289,7 @@ func TestBadTokenOutOfTurnEndsItsConnection(t *testing.T) {
 // An address has so many bad tokens checked. Beyond that, tokens that are not known are refused
 // unseen, but for those with which connections renew theirs.
 func TestTokenChecksOfAnAddress(t *testing.T) {
+	t.Parallel()
 	const burst = 5
 	var tally *checks
 	r := jwtRig(t, func(cfg *facade.Config) {

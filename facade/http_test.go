@@ -17,6 +17,7 @@ import (
 )
 
 func TestHTTPPublish(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Headers = []string{"X-Team-*"} })
 	body := ` {"n":12345678901234567890,"s":"\u00e9"}` + "\n"
 	got := r.post(t, "/publish/http%2Eone", body,
@@ -47,6 +48,7 @@ func TestHTTPPublish(t *testing.T) {
 }
 
 func TestHTTPErrors(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	big := `"` + strings.Repeat("x", r.bus.MaxPayload()-1) + `"`
 	for _, c := range []struct {
@@ -105,6 +107,7 @@ func TestHTTPErrors(t *testing.T) {
 }
 
 func TestHTTPTooLargeWithoutLength(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	body := io.MultiReader(strings.NewReader(`"`), strings.NewReader(strings.Repeat("x", r.bus.MaxPayload())), strings.NewReader(`"`))
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.http.URL+"/publish/t", body)
@@ -123,6 +126,7 @@ func TestHTTPTooLargeWithoutLength(t *testing.T) {
 }
 
 func TestHTTPPolicyAndLimit(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
 		cfg.Auth = policies{}
 		cfg.Limits.Requests = 1
@@ -154,6 +158,7 @@ func TestHTTPPolicyAndLimit(t *testing.T) {
 }
 
 func TestNDJSON(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	long := `{"payload":"` + strings.Repeat("x", r.bus.MaxPayload()+100<<10) + `"}`
 	over := `{"payload":"` + strings.Repeat("x", r.bus.MaxPayload()) + `"}`
@@ -189,6 +194,7 @@ func TestNDJSON(t *testing.T) {
 }
 
 func TestNDJSONStreams(t *testing.T) {
+	t.Parallel()
 	const many = 5000
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.Window = 16 })
 	body, sender := io.Pipe()
@@ -241,6 +247,7 @@ func TestNDJSONStreams(t *testing.T) {
 }
 
 func TestStalledBodies(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.BodyStall = 200 * time.Millisecond })
 	for _, kind := range []string{"application/json", "application/x-ndjson"} {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.http.addr())

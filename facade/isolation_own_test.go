@@ -14,6 +14,7 @@ import (
 
 // The hub's own token has no quota of groups, unless it is configured.
 func TestTheHubsOwnTokenMakesGroupsFreely(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name  string
 		count bool
@@ -30,6 +31,7 @@ func TestTheHubsOwnTokenMakesGroupsFreely(t *testing.T) {
 
 // A static token that is not the hub's own, as that of the demo, has the quota.
 func TestALimitedStaticTokenHasQuotas(t *testing.T) {
+	t.Parallel()
 	v, err := acl.NewVerifier(t.Context(), acl.Config{Static: []acl.StaticToken{{Token: rigToken}, {Name: "demo", Token: "guest", Limited: true}}})
 	if err != nil {
 		t.Fatal(err)
@@ -44,6 +46,7 @@ func TestALimitedStaticTokenHasQuotas(t *testing.T) {
 // One principal holds no more events than it may, over all its subscriptions. What is beyond waits,
 // and goes to others: a member that holds all it can takes no more than that from them.
 func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
+	t.Parallel()
 	const most, n = 10, 100
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.PrincipalHeld = most })
 	topic := freshTopic()
@@ -104,6 +107,7 @@ func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
 
 // A lease is no longer than the operator allows: ackTimeoutMs and MODACK are cut.
 func TestLeasesAreCut(t *testing.T) {
+	t.Parallel()
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.Lease = 1e9 })
 	topic := freshTopic()
 	p := r.dial(t)
@@ -149,6 +153,7 @@ func (b *slowBus) Subscribe(ctx context.Context, topic, group string, opts jetst
 // SUBSCRIBEs of one principal that take long hold up no other principal, whatever their number and
 // that of their connections.
 func TestSlowJoinsOfOnePrincipal(t *testing.T) {
+	t.Parallel()
 	const own = 3
 	slow := &slowBus{goOn: make(chan struct{})}
 	r := jwtRig(t, func(cfg *facade.Config) {

@@ -69,6 +69,7 @@ func (r *rig) listAll(t *testing.T, topic string, limit int) (found map[string]s
 }
 
 func TestListing(t *testing.T) {
+	t.Parallel()
 	r := newSnapRig(t, nil)
 	if got := r.get(t, "/snap/kept.l?next="); got.text != `{"limit":100,"count":0,"items":[]}`+"\n" {
 		t.Fatal("of a topic that is not there:", got)
@@ -194,6 +195,7 @@ func (c churn) await(t *testing.T, bus *jetstream.Bus, topic string) {
 // TestListingMissesNoKey walks over two hubs, in pages of random sizes some of which are asked for
 // twice, while keys are written and removed. Each key that is there all the time comes once.
 func TestListingMissesNoKey(t *testing.T) {
+	t.Parallel()
 	nats := natstest.Start(t)
 	on := jetstream.Config{URL: nats.URL(), Topics: keptRules}
 	hubs := []*rig{newRigOn(t, on, nil), newRigOn(t, on, nil)}
@@ -239,6 +241,7 @@ func TestListingMissesNoKey(t *testing.T) {
 
 // TestListingEndsBesideWriters has writers that change all keys all the time.
 func TestListingEndsBesideWriters(t *testing.T) {
+	t.Parallel()
 	r := newSnapRig(t, nil)
 	c := churn{kept: 2_000}
 	defer c.start(t, r.bus, "kept.busy")()
@@ -253,6 +256,7 @@ func TestListingEndsBesideWriters(t *testing.T) {
 // TestListingRefusals has cursors that are none, or of another topic, and queries that do not go
 // with one.
 func TestListingRefusals(t *testing.T) {
+	t.Parallel()
 	r := newSnapRig(t, nil)
 	for _, topic := range []string{"kept.a", "kept.b"} {
 		for i := range 5 {
@@ -319,6 +323,7 @@ func mustDecode(t *testing.T, text string) []byte {
 }
 
 func TestListingPolicy(t *testing.T) {
+	t.Parallel()
 	v := newVerifier(t)
 	r := newSnapRig(t, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(v) })
 	for i := range 3 {
@@ -349,6 +354,7 @@ func TestListingPolicy(t *testing.T) {
 // TestListingBeginsAnew has cursors that cannot be continued: their bucket was created again, or is
 // gone, or what was given on earlier pages is not known any more.
 func TestListingBeginsAnew(t *testing.T) {
+	t.Parallel()
 	r := newSnapRig(t, nil)
 	c := churn{still: 50, kept: 20}
 	c.start(t, r.bus, "kept.anew")()
@@ -403,6 +409,7 @@ func TestListingBeginsAnew(t *testing.T) {
 
 // TestListingOverRestarts continues a cursor after the server, or the hub, was killed.
 func TestListingOverRestarts(t *testing.T) {
+	t.Parallel()
 	nats := natstest.Start(t)
 	on := jetstream.Config{URL: nats.URL(), Topics: keptRules}
 	r := newRigOn(t, on, nil)
@@ -455,6 +462,7 @@ func (r *rig) keepSoon(t *testing.T, topic, key string) {
 
 // TestListingBytes has records of which few fit into a page.
 func TestListingBytes(t *testing.T) {
+	t.Parallel()
 	const size = 10_000
 	r := newSnapRig(t, func(cfg *facade.Config) { cfg.Limits.PageBytes = 4 * size })
 	const keys = 20

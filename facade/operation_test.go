@@ -2,6 +2,7 @@ package facade_test
 
 import (
 	"encoding/json"
+	"flag"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -12,6 +13,9 @@ import (
 	"eventhub/jetstream"
 )
 
+// frameSeeds is larger for the long form.
+var frameSeeds = flag.Uint64("frames.seeds", 4, "connections that send random frames")
+
 // TestRandomFramesKeepTheOrder pipelines random frames, with and without a corr, and compares each
 // answer with that of a model which carries them out one after the other.
 func TestRandomFramesKeepTheOrder(t *testing.T) {
@@ -20,8 +24,8 @@ func TestRandomFramesKeepTheOrder(t *testing.T) {
 		unthrottled(cfg)
 		cfg.Limits.Operations = 8 // so that the reader has to wait now and then
 	})
-	const rounds, perRound = 12, 150
-	for seed := range uint64(rounds) {
+	const perRound = 150
+	for seed := range *frameSeeds {
 		rnd := rand.New(rand.NewPCG(3, seed))
 		c := dialRaw(t, r.ws.URL)
 		c.timed(true, `{"op":"AUTH","token":"`+rigToken+`"}`)

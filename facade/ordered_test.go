@@ -412,33 +412,36 @@ func TestOrderedGroupPaused(t *testing.T) {
 func TestOrderedSeek(t *testing.T) {
 	t.Parallel()
 	a, b := twoHubs(t)
-	for _, at := range []*testHub{a, b} {
-		topic := freshTopic()
-		owner := joinKeyed(t, a, topic, `,"slots":1`)
-		owner.until(1)
-		k := owner
-		if at == b { // the member with the slot is on the other hub
-			owner.send(`"op":"PAUSE","topic":"` + topic + `","group":"g"`)
-			owner.until(0)
-			k = joinKeyed(t, b, topic, "")
-			k.until(1)
-		}
-		for n := 1; n <= 3; n++ {
-			publishKey(t, a.bus, topic, "a", strconv.Itoa(n))
-		}
-		k.ack(k.expect("1", 1))
-		stale := k.expect("2", 1)
-		if err := b.bus.Group(topic, "g").Seek(t.Context(), jetstream.FromEarliest); err != nil {
-			t.Fatal(err)
-		}
-		delete(k.held, "a")
-		e := k.expect("1", 1)
-		k.settle("ACK", stale, "") // settles nothing
-		k.held["a"] = e
-		k.ack(e)
-		k.ack(k.expect("2", 1))
-		k.ack(k.expect("3", 1))
-		settled(t, a.bus, topic)
+	for name, at := range map[string]*testHub{"the owner's hub": a, "another hub": b} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			topic := freshTopic()
+			owner := joinKeyed(t, a, topic, `,"slots":1`)
+			owner.until(1)
+			k := owner
+			if at == b { // the member with the slot is on the other hub
+				owner.send(`"op":"PAUSE","topic":"` + topic + `","group":"g"`)
+				owner.until(0)
+				k = joinKeyed(t, b, topic, "")
+				k.until(1)
+			}
+			for n := 1; n <= 3; n++ {
+				publishKey(t, a.bus, topic, "a", strconv.Itoa(n))
+			}
+			k.ack(k.expect("1", 1))
+			stale := k.expect("2", 1)
+			if err := b.bus.Group(topic, "g").Seek(t.Context(), jetstream.FromEarliest); err != nil {
+				t.Fatal(err)
+			}
+			delete(k.held, "a")
+			e := k.expect("1", 1)
+			k.settle("ACK", stale, "") // settles nothing
+			k.held["a"] = e
+			k.ack(e)
+			k.ack(k.expect("2", 1))
+			k.ack(k.expect("3", 1))
+			settled(t, a.bus, topic)
+		})
 	}
 }
 

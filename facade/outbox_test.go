@@ -34,6 +34,7 @@ func (o *keptOutbox) Add(_ context.Context, topic string, payload []byte, opts j
 }
 
 func TestOutboxTakesWhatPublishTakes(t *testing.T) {
+	t.Parallel()
 	box := new(keptOutbox)
 	r := newRig(t, func(c *facade.Config) {
 		c.Outbox = box
@@ -74,6 +75,7 @@ func TestOutboxTakesWhatPublishTakes(t *testing.T) {
 }
 
 func TestNoOutbox(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	if got := r.post(t, "/outbox/t", "1"); got.status != http.StatusNotFound || got.Code != "not_found" {
 		t.Errorf("got %+v", got)
@@ -82,6 +84,7 @@ func TestNoOutbox(t *testing.T) {
 
 // A principal that posts too many bytes gets 429 and when to come again. Others may go on.
 func TestOutboxRateOfAPrincipal(t *testing.T) {
+	t.Parallel()
 	box := new(keptOutbox)
 	r := newRig(t, func(c *facade.Config) {
 		c.Outbox = box

@@ -18,12 +18,12 @@ const (
 	kernelTakes = 40
 )
 
-// dither makes a client that does not read pause and resume six times, or leave and join, each time
-// when all that the hub fetches has come to rest.
+// dither makes a client that does not read pause and resume, or leave and join, as often as an
+// event has attempts, each time when all that the hub fetches has come to rest.
 func dither(s *sluggard, nats *natstest.View, off string) {
 	s.t.Helper()
 	nats.Still(s.topic)
-	for range 6 {
+	for range sluggardAttempts {
 		s.say(off, "")
 		nats.Still(s.topic)
 		if off == "PAUSE" {
@@ -41,6 +41,7 @@ func TestPromiseUnwrittenEventsCostNoAttempt(t *testing.T) {
 	t.Parallel()
 	for _, off := range []string{"PAUSE", "UNSUBSCRIBE"} {
 		t.Run(off, func(t *testing.T) {
+			t.Parallel()
 			nats := natstest.Start(t)
 			hub := startHub(t, openBus(t, at(nats.URL())), unthrottled, patientWriter)
 			topic := freshTopic()
@@ -97,6 +98,7 @@ func TestPromiseUnwrittenEventsCostNoAttemptOnAnotherHub(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"UNSUBSCRIBE", "lost connection"} {
 		t.Run(end, func(t *testing.T) {
+			t.Parallel()
 			nats := natstest.Start(t)
 			a := startHub(t, openBus(t, at(nats.URL())), unthrottled, patientWriter)
 			b := startHub(t, openBus(t, at(nats.URL())), unthrottled)
@@ -159,10 +161,10 @@ func TestPromiseUnwrittenEventsCostNoAttemptOverARestart(t *testing.T) {
 // is on its way, however slow that is.
 func TestPromiseMaxAttemptsHoldsOnASlowLink(t *testing.T) {
 	t.Parallel()
-	const n = 120
+	const n, wait = 20, 3 * time.Second
 	nats := natstest.Start(t)
 	proxy := newTCPProxy(t, nats.URL())
-	hub := startHub(t, openBus(t, at(proxy.url()), func(cfg *jetstream.Config) { cfg.AckWait, cfg.Connections = 3*time.Second, 1 }), unthrottled)
+	hub := startHub(t, openBus(t, at(proxy.url()), func(cfg *jetstream.Config) { cfg.AckWait, cfg.Connections = wait, 1 }), unthrottled)
 	topic := freshTopic()
 	publishBig(t, hub, topic, n, 100)
 	gone := hub.dial()
@@ -173,6 +175,7 @@ func TestPromiseMaxAttemptsHoldsOnASlowLink(t *testing.T) {
 	other := hub.subscribe(hub.dial(), topic, "g", wire.SubscribeOptions{MaxInFlight: n})
 	dead := hub.subscribe(hub.dial(), "dlq."+topic, "d", wire.SubscribeOptions{From: "earliest", MaxInFlight: 2 * n})
 	proxy.delay(200 * time.Millisecond)
+	began := time.Now()
 	gone.Abort()
 	for buried := 0; buried < n; {
 		select {
@@ -183,6 +186,9 @@ func TestPromiseMaxAttemptsHoldsOnASlowLink(t *testing.T) {
 		case <-time.After(waitLimit):
 			t.Fatalf("%d of %d dead letters", buried, n)
 		}
+	}
+	if took := time.Since(began); took < wait {
+		t.Errorf("all dead letters were stored within %v, so that NATS had given no event again", took)
 	}
 }
 

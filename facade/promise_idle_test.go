@@ -83,6 +83,7 @@ func TestPromiseABusyMemberHoldsNoOtherTopicsBack(t *testing.T) {
 
 // A member that does not read keeps from an idle one only what is on its way to it.
 func TestPromiseAMemberThatDoesNotReadHoldsLittleBack(t *testing.T) {
+	t.Parallel()
 	const (
 		sent = 100
 		size = 24 << 10

@@ -129,6 +129,7 @@ type frozenPath struct {
 // those who hold the events then: an ACK does not settle, a NACK at the last attempt makes no dead
 // letter.
 func TestPromiseNothingSaidWhileFrozenCountsLater(t *testing.T) {
+	t.Parallel()
 	one := func(cfg *jetstream.Config) { cfg.Connections = 1 }
 	proxied := func(freeze func(*tcpProxy)) func(t *testing.T) frozenPath {
 		return func(t *testing.T) frozenPath {

@@ -77,6 +77,7 @@ func (c *crew) lost(deadline time.Time) int {
 // members hold it, others have settled theirs, all stay connected, and whoever joins again first
 // decides nothing.
 func TestPromiseNothingUnsettledIsLost(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		ttlMS  int64

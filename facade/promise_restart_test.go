@@ -57,6 +57,7 @@ func TestPromiseATTLGroupOutlivesARestart(t *testing.T) {
 
 // attempt rises, over restarts of NATS too, while the hub and its client stay.
 func TestPromiseAttemptsRiseOverRestarts(t *testing.T) {
+	t.Parallel()
 	for _, ttlMS := range []int64{0, 3_600_000} {
 		t.Run(fmt.Sprint("TTL ", ttlMS), func(t *testing.T) {
 			t.Parallel()
@@ -86,7 +87,7 @@ func TestPromiseAttemptsRiseOverRestarts(t *testing.T) {
 // in order comes at once.
 func TestPromiseDelaysOutliveARestart(t *testing.T) {
 	t.Parallel()
-	const delay = 6 * time.Second
+	const delay = 4 * time.Second
 	dir, topic := t.TempDir(), freshTopic()
 	hub, end := restartable(t, dir, func(cfg *jetstream.Config) { cfg.AckWait = 2 * waitLimit })
 	c := hub.dial()

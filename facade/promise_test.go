@@ -50,6 +50,9 @@ func narrow(h *testHub) (url string) {
 	return "ws://" + l.Addr().String()
 }
 
+// sluggardAttempts is how often an event is given to a sluggard before it becomes a dead letter.
+const sluggardAttempts = 3
+
 // sluggard is a WebSocket client that reads only when it is told to. It counts the frames that it
 // gets of each event.
 type sluggard struct {
@@ -104,7 +107,7 @@ func (s *sluggard) corr() string { return strconv.Itoa(s.last) }
 func (s *sluggard) subscribe() {
 	s.t.Helper()
 	n := strconv.Itoa(s.credit)
-	s.say("SUBSCRIBE", `,"opts":{"maxInFlight":`+n+`,"batchSize":`+n+`,"maxAttempts":5}`)
+	s.say("SUBSCRIBE", `,"opts":{"maxInFlight":`+n+`,"batchSize":`+n+`,"maxAttempts":`+strconv.Itoa(sluggardAttempts)+`}`)
 }
 
 func (s *sluggard) settle(op, id, more string) {

@@ -41,6 +41,7 @@ func (r *rig) forwarded(t *testing.T, peer, token string, hops ...string) int {
 // The address of a client is the last one in X-Forwarded-For that is no trusted proxy. A client
 // that reaches the hub itself, or puts addresses into the header, gains nothing.
 func TestAddressOfAClientBehindProxies(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		peer string
 		hops []string
@@ -82,6 +83,7 @@ func TestAddressOfAClientBehindProxies(t *testing.T) {
 // Refused tokens behind a proxy count for the client, over HTTP and WebSocket. Without a trusted
 // proxy they count for the peer, whatever the header has.
 func TestBadTokensBehindAProxy(t *testing.T) {
+	t.Parallel()
 	scarce := func(cfg *facade.Config) { cfg.Limits.BadTokenRate, cfg.Limits.BadTokenBurst = 1, 1 }
 	r := jwtRig(t, func(cfg *facade.Config) {
 		scarce(cfg)

@@ -72,7 +72,8 @@ func versionText(version int) string {
 
 // caster casts events for a reader. A nil caster leaves them as they are.
 type caster struct {
-	view *jetstream.SchemaView
+	view     *jetstream.SchemaView
+	patience time.Duration // castPatience
 }
 
 // casterOf returns the caster of a topic for a version as versionParam returns it.
@@ -84,7 +85,7 @@ func (s *Server) casterOf(ctx context.Context, topic string, version int) (*cast
 	if err != nil {
 		return nil, err
 	}
-	return &caster{v}, nil
+	return &caster{v, s.castPatience}, nil
 }
 
 // cast turns an event into the version of the reader. why says, for the client, that the event
@@ -108,7 +109,7 @@ func (c *caster) castPatiently(ctx context.Context, e *jetstream.Event) (why str
 	if why, err = c.cast(ctx, e); err == nil {
 		return why, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, castPatience)
+	ctx, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
 	for !errors.Is(err, jetstream.ErrClosed) {
 		select {

@@ -357,6 +357,7 @@ func TestBroadcastsWaitForASilentRegistry(t *testing.T) {
 func TestBroadcastsOfASilentRegistryEnd(t *testing.T) {
 	t.Parallel()
 	r := newDeafRig(t)
+	r.srv.SetCastPatience(time.Second)
 	live, stored := r.login(t), r.login(t)
 	live.follow("hosts", `"schemaVersion":3`)
 	r.put(t, "hosts", `{"name":{"short":"f"}}`, "Event-Key", "f")

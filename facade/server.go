@@ -65,6 +65,8 @@ type Server struct {
 	// exporting are the replays and exports that are being read and sent.
 	exporting *quota.Places
 
+	castPatience time.Duration // a test may shorten the constant of the same name
+
 	started  time.Time     // token buckets count time from here
 	name     string        // names this Server in the ids of its connections
 	numbered atomic.Uint64 // connections so far
@@ -102,7 +104,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		headers: headers, refusals: newRefusals(), cfg: cfg, log: cfg.Logger, started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
-		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers),
+		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers), castPatience: castPatience,
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
 		sessions:        make(map[*session]struct{}), consumers: make(map[*consumer]struct{}), idle: make(chan struct{}),
 	}

@@ -51,6 +51,7 @@ func unmasked(t *testing.T, r *bufio.Reader) string {
 }
 
 func TestFirstFramesInTheSegmentOfTheUpgrade(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	// More than net/http's buffer holds, so that a part is read from it and a part from the socket.
 	for _, size := range []int{1, 3000, 5000, 20_000} {
@@ -89,6 +90,7 @@ func TestFirstFramesInTheSegmentOfTheUpgrade(t *testing.T) {
 }
 
 func TestOversizeMessages(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.Skip = 16 << 20 })
 	p := r.login(t)
 	publish := func(corr string, size int) string {
@@ -128,6 +130,7 @@ func TestOversizeMessages(t *testing.T) {
 }
 
 func TestProtocolOffenders(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
 		cfg.Limits.Faults = 3
 		cfg.Limits.AuthTries = 2
@@ -184,6 +187,7 @@ func TestProtocolOffenders(t *testing.T) {
 }
 
 func TestOrigins(t *testing.T) {
+	t.Parallel()
 	open, listed := newRig(t, nil), newRig(t, func(cfg *facade.Config) {
 		cfg.Origins = []string{"https://app.example.com", "https://*.example.org", "http://localhost:*", "http://[::1]:8000"}
 	})
@@ -227,6 +231,7 @@ func TestOrigins(t *testing.T) {
 }
 
 func TestConnectionsLimit(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.Connections = 1 })
 	p := r.login(t)
 	if _, status := r.try(t, nil); status != http.StatusServiceUnavailable {
@@ -241,6 +246,7 @@ func TestConnectionsLimit(t *testing.T) {
 }
 
 func TestOrderAndSettling(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	p := r.login(t)
 	// Everything at once: the subscription must not see what was published before it.
@@ -329,6 +335,7 @@ func (p policy) Allows(_ facade.Action, topic, _ string) bool {
 }
 
 func TestPolicyOfTheConnection(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Auth = policies{} })
 	p := r.dial(t)
 	p.send(`{"op":"AUTH","token":"a,b"}`,
@@ -381,6 +388,7 @@ func TestPolicyOfTheConnection(t *testing.T) {
 }
 
 func TestSlowReaderDelaysItselfOnly(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.WriteStall, cfg.Limits.CloseGrace = 2*time.Second, rigPatience })
 	const events, size = 40, 256 << 10
 	slow, quick := r.login(t), r.login(t)
@@ -445,6 +453,7 @@ func TestSlowReaderDelaysItselfOnly(t *testing.T) {
 }
 
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.DrainGrace = 300 * time.Millisecond })
 	p, idle := r.login(t), r.dial(t)
 	p.send(`{"op":"SUBSCRIBE","topic":"d","group":"g","opts":{"maxInFlight":2,"maxAttempts":1}}`)

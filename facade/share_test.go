@@ -20,6 +20,7 @@ import (
 // A browser page of an allowed origin may use the HTTP API with its token, and none of another
 // origin. The browser's own credentials are never allowed.
 func TestPagesOfOtherOrigins(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Origins = []string{"https://app.example.com"} })
 	preflight := func(origin string) answer {
 		return r.ask(t, http.MethodOptions, "/publish/t", "", "Origin", origin, "Access-Control-Request-Method", "POST",
@@ -46,6 +47,7 @@ func TestPagesOfOtherOrigins(t *testing.T) {
 }
 
 func TestRequestHeadersThatAreRefused(t *testing.T) {
+	t.Parallel()
 	bus := newRig(t, nil).bus
 	for _, bad := range []string{"", "*", "a b", "Cookie", "authorization", "proxy-*", "auth*", "Event-Id", "e*", "nats-*", "KV-Operation"} {
 		if _, err := facade.New(facade.Config{Bus: facade.JetStream(bus), Auth: facade.StaticToken("x"), Headers: []string{bad}}); err == nil {
@@ -69,6 +71,7 @@ func (r *rig) dialHTTP(t *testing.T) net.Conn {
 // One principal has a part of all requests that are served at a time, and leaves the rest to
 // others.
 func TestRequestsOfOnePrincipal(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
 		cfg.Auth = everybody{}
 		cfg.Limits.Requests = 12 // 3 for one principal
@@ -182,7 +185,7 @@ func TestBodiesThatAreTooSlow(t *testing.T) {
 // need.
 func TestAnswersThatAreNotRead(t *testing.T) {
 	t.Parallel()
-	r := newSnapRig(t, func(cfg *facade.Config) { cfg.Limits.AnswerStall = time.Second })
+	r := newSnapRig(t, func(cfg *facade.Config) { cfg.Limits.AnswerStall = 300 * time.Millisecond })
 	payload := `"` + strings.Repeat("x", 1<<20-2) + `"`
 	var keys []string
 	for i := range 15 {
@@ -193,11 +196,12 @@ func TestAnswersThatAreNotRead(t *testing.T) {
 		found, err := r.bus.Keys("kept.u").GetMany(t.Context(), keys)
 		return err == nil && len(found) == len(keys)
 	})
+	served := r.seen.count("request")
 	conn := r.dialHTTP(t)
 	if _, err := fmt.Fprintf(conn, "GET /snap/kept.u HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\n\r\n", rigToken); err != nil {
 		t.Fatal(err)
 	}
-	<-time.After(5 * time.Second) // the time under test
+	r.seen.await(t, "request", served+1) // the hub is through with it, though nobody has read
 	if b, _ := io.ReadAll(conn); bytes.HasSuffix(b, []byte("\r\n0\r\n\r\n")) {
 		t.Errorf("the whole page came, with %d bytes", len(b))
 	}
@@ -222,6 +226,7 @@ func (person) Expires() time.Time                        { return time.Time{} }
 // Pages that wait for their turn take no memory, so a principal that asks for many at a time gets
 // all of them.
 func TestManyPagesAtATime(t *testing.T) {
+	t.Parallel()
 	r := newSnapRig(t, func(cfg *facade.Config) {
 		cfg.Limits.PageBytes, cfg.Limits.PageTotal, cfg.Limits.PrincipalPageTotal = 1<<20, 8<<20, 3<<20
 	})

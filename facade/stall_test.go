@@ -35,6 +35,7 @@ func TestWriteStallIsOneTime(t *testing.T) {
 // TestInvalidUTF8 sends text messages that are no UTF-8. They get bad_json, before AUTH and after
 // it, and the connection lives on.
 func TestInvalidUTF8(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, nil)
 	c := dialRaw(t, r.ws.URL)
 	for range 2 {

@@ -11,6 +11,7 @@ import (
 
 // Those who never authenticate shut nobody out: the oldest of them goes when one more comes.
 func TestTheUnauthenticatedShutNobodyOut(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
 		cfg.Limits.Connections, cfg.Limits.Unauthenticated, cfg.Limits.AuthTimeout = 40, 2, time.Hour
 	})

@@ -1,0 +1,6 @@
+package facade
+
+import "time"
+
+// SetCastPatience changes castPatience for this Server, before its first broadcast.
+func (s *Server) SetCastPatience(d time.Duration) { s.castPatience = d }
