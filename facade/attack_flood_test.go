@@ -27,7 +27,6 @@ func begin(t *testing.T, conn net.Conn, size, sent int) {
 // Clients that begin large messages and do not end them get so much memory and no more. Those who
 // send what fits into the share of a connection notice nothing, and the others when it is over.
 func TestUnfinishedMessages(t *testing.T) {
-	t.Parallel()
 	const attackers, size, budget = 14, 4 << 20, 8 << 20
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.InboundBytes = budget })
 	neighbour := r.login(t)
@@ -102,7 +101,6 @@ func TestUnfinishedMessagesThatAreLost(t *testing.T) {
 // A message may come in fragments, of one byte or none, with pings between them, and is what it
 // would be otherwise. One that never ends costs its connection only.
 func TestFragments(t *testing.T) {
-	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
 		unthrottled(cfg)
 		cfg.Limits.Skip, cfg.Limits.Frame = 512<<10, 256<<10
@@ -154,7 +152,6 @@ func TestFragments(t *testing.T) {
 
 // Pings are answered, and cost nothing that grows, whether their sender reads the pongs or not.
 func TestPingFlood(t *testing.T) {
-	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
 		unthrottled(cfg)
 		cfg.Limits.WriteStall = time.Second

@@ -17,7 +17,7 @@ import (
 )
 
 // seekRounds is larger for the long form.
-var seekRounds = flag.Int("seeks.rounds", 2, "how often four seeks race")
+var seekRounds = flag.Int("seeks.rounds", 1, "how often four seeks race")
 
 // taker is a member of a group through the Go API.
 type taker struct {

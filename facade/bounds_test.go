@@ -25,7 +25,6 @@ func heapInUse() int {
 // A client that does not read, and pauses and resumes, makes the hub fetch the same events again
 // and again. What was given back must not stay in the queue.
 func TestUnreadQueueIsBounded(t *testing.T) {
-	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) { cfg.Limits.WriteStall = time.Minute })
 	payload := []byte(`"` + strings.Repeat("x", 500_000) + `"`)
 	for range 30 {

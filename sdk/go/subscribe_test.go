@@ -226,7 +226,7 @@ func TestALeaseLivesAsLongAsItsHandlerAndThoseThatWait(t *testing.T) {
 	subscribe(t, c, topic, "g", eventhub.SubscribeOptions{AckTimeout: 2 * time.Second}, func(ctx context.Context, d *eventhub.Delivery) error {
 		attempts.add(d.Attempt)
 		select {
-		case <-time.After(3 * time.Second):
+		case <-time.After(2300 * time.Millisecond):
 		case <-ctx.Done():
 		}
 		return nil
