@@ -173,7 +173,6 @@ func (h *heldLeases) fault(format string, args ...any) {
 	h.faults = append(h.faults, fmt.Sprintf(format, args...))
 }
 
-
 func (h *heldLeases) start(t *testing.T) {
 	t.Helper()
 	server := natstest.Embed(t, t.TempDir())

@@ -34,19 +34,30 @@ func (r *rig) fromUntil(ctx context.Context, t *testing.T, remote, token string)
 // Refused tokens are rationed by address. Tokens that were valid before, and other addresses, do
 // not notice. A new token that is valid waits for its turn, and gets in.
 func TestBadTokensOfAnAddress(t *testing.T) {
+	t.Parallel()
 	const rate, burst, attackers = 50, 10, 40
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.BadTokenRate, cfg.Limits.BadTokenBurst = rate, burst })
-	known, fresh := grant(t, "known", "publish:a"), grant(t, "fresh", "publish:a")
-	valid := func(remote, token string) time.Duration {
+	known := grant(t, "known", "publish:a")
+	// valid returns how long a valid token waits at best: a busy machine may be late, but not each
+	// time.
+	valid := func(remote string, token func(try int) string) time.Duration {
 		t.Helper()
-		began := time.Now()
-		// It is valid, and may not read.
-		if w := r.from(t, remote, token); w.Code != http.StatusForbidden {
-			t.Errorf("a valid token of %s: %d %s", remote, w.Code, w.Body)
+		best := time.Hour
+		for try := 0; try < 5 && best > time.Second; try++ {
+			began := time.Now()
+			// It is valid, and may not read.
+			if w := r.from(t, remote, token(try)); w.Code != http.StatusForbidden {
+				t.Errorf("a valid token of %s: %d %s", remote, w.Code, w.Body)
+			}
+			best = min(best, time.Since(began))
 		}
-		return time.Since(began)
+		return best
 	}
-	valid("192.0.2.1:1000", known)
+	same := func(int) string { return known }
+	another := func(name string) func(int) string {
+		return func(try int) string { return grant(t, name+strconv.Itoa(try), "publish:a") }
+	}
+	valid("192.0.2.1:1000", same)
 	bad := grant(t, "bad", "publish:a") + "x"
 	var checked, refused atomic.Int64
 	began := time.Now()
@@ -72,13 +83,13 @@ func TestBadTokensOfAnAddress(t *testing.T) {
 		})
 	}
 	eventually(t, "tokens wait", func() bool { return r.seen.count("limit bad_tokens") >= attackers })
-	if took := valid("192.0.2.1:1001", known); took > time.Second {
+	if took := valid("192.0.2.1:1001", same); took > time.Second {
 		t.Errorf("a known token waited for %v", took)
 	}
-	if took := valid("192.0.2.2:1000", grant(t, "elsewhere", "publish:a")); took > time.Second {
+	if took := valid("192.0.2.2:1000", another("elsewhere")); took > time.Second {
 		t.Errorf("a token from another address waited for %v", took)
 	}
-	if took := valid("192.0.2.1:1002", fresh); took > 3*time.Second {
+	if took := valid("192.0.2.1:1002", another("fresh")); took > 3*time.Second {
 		t.Errorf("a new token waited for %v", took)
 	}
 	<-time.After(time.Second)

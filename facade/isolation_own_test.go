@@ -21,6 +21,7 @@ func TestTheHubsOwnTokenMakesGroupsFreely(t *testing.T) {
 		want  int
 	}{{"by default", false, 150}, {"counted", true, 100}} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, func(cfg *facade.Config) { cfg.Limits.CountOwnToken = test.count })
 			if made, refused := r.makeGroups(t, rigToken, "own.groups", "g", 150); made < test.want || made > test.want+5 {
 				t.Errorf("%d were made, want %d; refused: %v", made, test.want, refused)

@@ -126,17 +126,17 @@ func TestSubscribeDoesNotStarve(t *testing.T) {
 	r := newRig(t, unthrottled)
 	c := dialRaw(t, r.ws.URL)
 	c.timed(true, `{"op":"AUTH","token":"`+rigToken+`"}`, `{"op":"PUBLISH","topic":"busy"}`)
-	publishes := make([]string, 500)
+	publishes := make([]string, 200)
 	for i := range publishes {
 		publishes[i] = `{"op":"PUBLISH","topic":"busy","corr":"p"}`
 	}
-	frames := append(publishes[:250:250], `{"op":"SUBSCRIBE","topic":"other","group":"g","corr":"s"}`)
+	frames := append(publishes[:100:100], `{"op":"SUBSCRIBE","topic":"other","group":"g","corr":"s"}`)
 	for i, got := range c.timed(true, append(frames, publishes...)...) {
 		if got.Op != "OK" {
 			t.Fatal(got)
 		}
-		if got.Corr == "s" && i < 250 {
-			t.Errorf("the SUBSCRIBE was answered before %d publishes that were sent before it", 250-i)
+		if got.Corr == "s" && i < 100 {
+			t.Errorf("the SUBSCRIBE was answered before %d publishes that were sent before it", 100-i)
 		}
 	}
 }
