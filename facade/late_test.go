@@ -56,7 +56,11 @@ func (c *rawConn) timed(together bool, frames ...string) []timedReply {
 		}
 		c.t.Logf("after %v: %s", got.took.Round(time.Millisecond), text)
 		list = append(list, got)
-		if limit := max(answerWithin, list[0].took*3/2); got.took > limit {
+		limit := answerWithin
+		if len(list) > 1 {
+			limit = max(limit, list[0].took*3/2)
+		}
+		if got.took > limit {
 			c.t.Errorf("answered after %v, want within %v: %s", got.took, limit, text)
 		}
 	}
