@@ -346,7 +346,7 @@ func TestTwoHubsMakeOneGroup(t *testing.T) {
 	t.Parallel()
 	a, b := twoHubs(t)
 	ca, cb := a.dial(), b.dial()
-	for round := range 20 {
+	for round := range 6 {
 		topic := freshTopic()
 		for i := range 5 {
 			a.publish(ca, topic, strconv.Itoa(i))

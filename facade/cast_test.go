@@ -277,7 +277,7 @@ func TestBroadcastRefusals(t *testing.T) {
 func TestBroadcastSnapshot(t *testing.T) {
 	t.Parallel()
 	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "state", Compaction: true}}}, nil)
-	const keys = 50
+	const keys = 20
 	put := func(i int) {
 		r.put(t, "state", strconv.Itoa(i), "Event-Key", "k"+strconv.Itoa(i%keys))
 	}
@@ -498,14 +498,15 @@ func TestBroadcastConflates(t *testing.T) {
 // GAP with the right number otherwise.
 func TestBroadcastRecovers(t *testing.T) {
 	t.Parallel()
-	rule := jetstream.TopicRule{Pattern: "short", MaxMsgs: 300}
+	const kept, catchUp = 90, 60
+	rule := jetstream.TopicRule{Pattern: "short", MaxMsgs: kept}
 	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{rule}}, func(cfg *facade.Config) {
-		cfg.Limits.RingFrames, cfg.Limits.CatchUp = 64, 200
+		cfg.Limits.RingFrames, cfg.Limits.CatchUp = 20, catchUp
 	})
 	var pos []string // of the events 0, 1, ...
 	listener := r.login(t)
 	listener.follow("short", "")
-	for i := range 600 {
+	for i := range 2 * kept {
 		r.put(t, "short", strconv.Itoa(i))
 		pos = append(pos, listener.castNext("EVENT").Ctx.Pos)
 	}
@@ -516,11 +517,11 @@ func TestBroadcastRecovers(t *testing.T) {
 		next := from + 1
 		behind := len(pos) - next
 		switch {
-		case behind > 300:
+		case behind > kept:
 			if ok.Recovered || ok.Reason != "truncated" && ok.Reason != "too_far" {
 				t.Fatalf("from %d of %d: %+v", from, len(pos), ok)
 			}
-		case behind > 200:
+		case behind > catchUp:
 			if ok.Recovered || ok.Reason != "too_far" {
 				t.Fatalf("from %d of %d: %+v", from, len(pos), ok)
 			}

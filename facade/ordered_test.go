@@ -519,7 +519,7 @@ func TestOrderedManyEventsOfOneKey(t *testing.T) {
 	t.Parallel()
 	h := startHub(t, openBus(t), unthrottled)
 	topic := freshTopic()
-	const events = 1200 // of which the hub keeps 1000
+	const events = 1050 // of which the hub keeps 1000
 	p := h.bus.NewPublisher()
 	for n := range events {
 		err := p.PublishAsync(t.Context(), topic, []byte(`{"n":`+strconv.Itoa(n)+`}`), jetstream.PublishOptions{Key: "a", Headers: map[string]string{"n": strconv.Itoa(n)}}, func(_ jetstream.Receipt, err error) {

@@ -527,14 +527,15 @@ func TestConsistentPageAfterRemoval(t *testing.T) {
 func TestSnapOfSomeKeys(t *testing.T) {
 	t.Parallel()
 	r := newSnapRig(t, nil)
+	const keys = 100
 	for _, topic := range []string{"kept.k", "plain.k"} {
 		var query strings.Builder
-		for i := range 300 {
+		for i := range keys {
 			key := "k/" + strconv.Itoa(i)
 			r.keep(t, topic, key, strconv.Itoa(i))
 			query.WriteString("&keys=" + url.QueryEscape(key))
 		}
-		eventually(t, "all keys", func() bool { return r.page(t, "/snap/"+topic+"?x=1"+query.String()).Count == 300 })
+		eventually(t, "all keys", func() bool { return r.page(t, "/snap/"+topic+"?x=1"+query.String()).Count == keys })
 		p := r.page(t, "/snap/"+topic+"?"+query.String())
 		for i, item := range p.Items {
 			if item.Key != "k/"+strconv.Itoa(i) || string(item.Payload) != strconv.Itoa(i) {
