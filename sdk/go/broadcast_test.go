@@ -400,7 +400,7 @@ func TestAGapOfTheHubIsTold(t *testing.T) {
 	release := p.hold()
 	defer release()
 	fill := strings.Repeat("x", 200_000)
-	const n = 100
+	const n = 60
 	for range n {
 		publish(t, writer, "t", fill)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/facade"
 	"eventhub/facade/hubtest"
 	eventhub "eventhub/sdk/go"
 )
@@ -165,12 +166,13 @@ func TestPublishManyIsTakenBackByItsContext(t *testing.T) {
 // The hub lets a principal send 10,000 frames a second, so that some of these are refused at first.
 func TestMorePublishesThanTheQuotaAllowsAreAllStored(t *testing.T) {
 	t.Parallel()
-	hub := jwtHub(t)
+	const rate, burst, n = 500, 100, 1_000
+	hub := jwtHub(t, func(c *facade.Config) { c.Limits.FrameRate, c.Limits.FrameBurst = rate, burst })
 	c := connect(t, hub.WebSocket, eventhub.Options{Token: scoped(time.Hour, "a", "publish:**")})
 	topic := newTopic()
-	const n = 8_000
 	var ids list[string]
 	var wg sync.WaitGroup
+	began := time.Now()
 	for i := range n {
 		wg.Add(1)
 		err := c.PublishAsync(t.Context(), topic, i, none, func(id string, err error) {
@@ -185,6 +187,9 @@ func TestMorePublishesThanTheQuotaAllowsAreAllStored(t *testing.T) {
 		}
 	}
 	wg.Wait()
+	if took, least := time.Since(began), time.Second*(n-burst)/rate; took < least {
+		t.Errorf("%d publishes took %v, want at least %v: there was no quota", n, took, least)
+	}
 	distinct := map[string]bool{}
 	for _, id := range ids.get() {
 		distinct[id] = true

@@ -328,7 +328,7 @@ func watched(token string) (eventhub.Options, *list[eventhub.State]) {
 const secret = "a secret of at least thirty-two bytes"
 
 // jwtHub is a hub that accepts JWTs as well.
-func jwtHub(t *testing.T) *hubtest.Hub {
+func jwtHub(t *testing.T, change ...func(*facade.Config)) *hubtest.Hub {
 	t.Helper()
 	const own = "the hub's own token"
 	return hubtest.New(t, hubtest.Token(own), hubtest.Facade(func(c *facade.Config) {
@@ -338,6 +338,9 @@ func jwtHub(t *testing.T) *hubtest.Hub {
 		}
 		t.Cleanup(tokens.Close)
 		c.Auth = facade.Tokens(tokens)
+		for _, f := range change {
+			f(c)
+		}
 	}))
 }
 

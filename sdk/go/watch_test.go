@@ -166,7 +166,7 @@ func TestWatchTakesASnapshotAfterAGap(t *testing.T) {
 	s.wants(t, map[string]string{"gone": "1"}, 1)
 	release := p.hold()
 	defer release()
-	const n = 100
+	const n = 60
 	for i := range n {
 		put(t, writer, "c.s", "large"+strconv.Itoa(i), strings.Repeat("x", 200_000))
 	}
@@ -211,7 +211,7 @@ func TestWatchIsRightOverCutsAnywhere(t *testing.T) {
 	var s state
 	watch(t, c, eventhub.WatchOptions{}, &s)
 	stop := cutAnywhere(t, p, 10_000)
-	for deadline := time.Now().Add(patience); len(states.get()) < 60; {
+	for deadline := time.Now().Add(patience); len(states.get()) < 40; {
 		if time.Now().After(deadline) {
 			t.Fatalf("there were few cuts: %v", states.get())
 		}
