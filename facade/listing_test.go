@@ -165,10 +165,10 @@ func (c churn) start(t *testing.T, bus *jetstream.Bus, topic string) (stop func(
 			if c.wild > 0 {
 				write(ctx, "wild-"+strconv.Itoa(rand.IntN(c.wild)), rand.IntN(2) == 0, n)
 			}
-			if n%50 == 0 { // what is changed while a page is read should differ from page to page
+			if n%25 == 0 { // what is changed while a page is read should differ from page to page
 				_ = pub.Flush(ctx)
 				select {
-				case <-time.After(time.Duration(rand.IntN(4)) * time.Millisecond):
+				case <-time.After(time.Duration(rand.IntN(10)) * time.Millisecond):
 				case <-ctx.Done():
 				}
 			}

@@ -684,25 +684,24 @@ func TestOrderedForeignPull(t *testing.T) {
 }
 
 // consumerOf is the consumer of the only ordered group.
-func consumerOf(t *testing.T, js natsjs.JetStream) natsjs.Consumer {
+func consumerOf(t *testing.T, js natsjs.JetStream) (only natsjs.Consumer) {
 	t.Helper()
-	for stream := range js.ListStreams(t.Context()).Info() {
-		s, err := js.Stream(t.Context(), stream.Config.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for info := range s.ListConsumers(t.Context()).Info() {
-			if info.Config.Metadata["eventhub.slots"] != "" {
-				c, err := s.Consumer(t.Context(), info.Name)
-				if err != nil {
-					t.Fatal(err)
+	eventually(t, "there is a consumer of an ordered group", func() bool {
+		for stream := range js.ListStreams(t.Context()).Info() {
+			s, err := js.Stream(t.Context(), stream.Config.Name)
+			if err != nil {
+				return false
+			}
+			for info := range s.ListConsumers(t.Context()).Info() {
+				if info.Config.Metadata["eventhub.slots"] != "" {
+					only, err = s.Consumer(t.Context(), info.Name)
+					return err == nil
 				}
-				return c
 			}
 		}
-	}
-	t.Fatal("there is no consumer of an ordered group")
-	return nil
+		return false
+	})
+	return only
 }
 
 // Streams and pulls are members of ordered groups, too.

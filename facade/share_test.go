@@ -130,7 +130,7 @@ func TestRequestsOfOnePrincipal(t *testing.T) {
 func TestBodiesThatAreTooSlow(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(cfg *facade.Config) {
-		cfg.Limits.BodyStall = 500 * time.Millisecond
+		cfg.Limits.BodyStall = 2 * time.Second // less than all lines take, and far more than one
 		cfg.Limits.BodyRate = 1000
 	})
 	conn := r.dialHTTP(t)
@@ -170,7 +170,7 @@ func TestBodiesThatAreTooSlow(t *testing.T) {
 	defer func() { _ = res.Body.Close() }()
 	answers := bufio.NewScanner(res.Body)
 	for i := range 8 {
-		<-time.After(200 * time.Millisecond) // the pace under test
+		<-time.After(300 * time.Millisecond) // the pace under test
 		line := `{"payload":` + strconv.Itoa(i) + "}\n"
 		if _, err := fmt.Fprintf(lines, "%x\r\n%s\r\n", len(line), line); err != nil {
 			t.Fatal(err)
