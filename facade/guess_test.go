@@ -282,17 +282,27 @@ func TestBadTokenOutOfTurnEndsItsConnection(t *testing.T) {
 		crowd.Go(func() {
 			for ctx.Err() == nil {
 				r.fromUntil(ctx, t, "127.0.0.1:1", "x.y.z")
+				select {
+				case <-time.After(10 * time.Millisecond): // leave room for the others
+				case <-ctx.Done():
+				}
 			}
 		})
 	}
-	p := r.dial(t)
 	eventually(t, "refusals wait", func() bool { return r.seen.count("limit bad_tokens") >= 2*waits })
-	if got := p.outcome(`{"op":"AUTH","token":"x.y.z"}`); got != "rate_limited" {
-		t.Error(got)
-	}
+	// On a slow machine, a turn may be free.
+	var p *peer
+	eventually(t, "a token comes out of turn", func() bool {
+		p = r.dial(t)
+		return p.outcome(`{"op":"AUTH","token":"x.y.z"}`) == "rate_limited"
+	})
 	p.wantClose(4103)
-	w := r.from(t, "127.0.0.1:2", "x.y.z")
-	if w.Code != http.StatusTooManyRequests || w.Header().Get("Connection") != "close" || w.Header().Get("Retry-After") == "" {
+	var w *httptest.ResponseRecorder
+	eventually(t, "a token comes out of turn over HTTP", func() bool {
+		w = r.from(t, "127.0.0.1:2", "x.y.z")
+		return w.Code == http.StatusTooManyRequests
+	})
+	if w.Header().Get("Connection") != "close" || w.Header().Get("Retry-After") == "" {
 		t.Errorf("over HTTP: %d %v", w.Code, w.Header())
 	}
 }
