@@ -18,7 +18,7 @@ import (
 // waiting for the answers one by one, and returns how many were made and the codes of the refusals.
 func (r *rig) makeGroups(t *testing.T, token, topic, prefix string, n int) (made int, refused map[string]int) {
 	t.Helper()
-	const each = 200 // subscriptions of a connection
+	const each = 25 // subscriptions of a connection: more at a time may take longer than they may
 	refused = make(map[string]int)
 	for from := 0; from < n; from += each {
 		p := r.dial(t)
