@@ -25,8 +25,8 @@ func TestConformance(t *testing.T) {
 	})
 	for _, s := range loadScenarios(t, testToken) {
 		t.Run(s.Name, func(t *testing.T) {
-			// Scenarios that make hundreds of topics or groups come first, and alone: meanwhile, quotas
-			// fill up again.
+			// Scenarios that make hundreds of topics or groups come first, and alone: meanwhile,
+			// quotas fill up again.
 			if len(s.Steps) < 200 {
 				t.Parallel()
 			}

@@ -118,8 +118,8 @@ func (r *rig) publishBy(t *testing.T, token, topic string) map[string]string {
 	return codes
 }
 
-// wantClosedWays publishes until each way has been refused. On a slow machine there may be room for an
-// event again meanwhile.
+// wantClosedWays publishes until each way has been refused. On a slow machine there may be room for
+// an event again meanwhile.
 func (r *rig) wantClosedWays(t *testing.T, token, topic string) {
 	t.Helper()
 	closed := make(map[string]bool)
