@@ -28,7 +28,7 @@ after(async () => {
 /** Runs an ES module in the directory of the package. */
 async function run(module) {
   const env = { ...process.env, EVENTHUB_URL: hub.websocket, EVENTHUB_HTTP: hub.http, EVENTHUB_TOKEN: hub.token, JWT_SECRET: secret };
-  const child = spawn(process.execPath, ["--input-type=module", "-"], { cwd: root, env, timeout: 55_000 });
+  const child = spawn(process.execPath, ["--input-type=module", "-"], { cwd: root, env, timeout: 280_000 });
   let [out, err] = ["", ""];
   child.stdout.on("data", (data) => (out += data));
   child.stderr.on("data", (data) => (err += data));
@@ -41,7 +41,7 @@ async function run(module) {
 const options = { module: ts.ModuleKind.ES2022, target: ts.ScriptTarget.ES2022 };
 
 // They wait more than they compute.
-describe("examples", { concurrency: 3 }, () => {
+describe("examples", { concurrency: 4 }, () => {
   for (const name of names.filter((name) => !name.endsWith(".html"))) {
     test(name, async () => {
       const code = read(name);
