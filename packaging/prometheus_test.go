@@ -49,6 +49,7 @@ func alertRules(t *testing.T) (rules []alertRule) {
 // TestAlertRules runs the cases of the alerts. Each alert has a case in which it fires, and one in
 // which it rests after that.
 func TestAlertRules(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{{"check", "rules", "--lint-fatal", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}} {
 		cmd := exec.CommandContext(t.Context(), "promtool", args...)
 		cmd.Dir = "prometheus"

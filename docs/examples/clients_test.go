@@ -132,6 +132,7 @@ func clientFile(t *testing.T, name string) string {
 
 // TestGreetingsInNode needs node, 20 or newer.
 func TestGreetingsInNode(t *testing.T) {
+	t.Parallel()
 	args := []string{clientFile(t, "greetings.mjs")}
 	version, err := call(t, ".", "node", "--version")
 	if err != nil {
@@ -149,6 +150,7 @@ func TestGreetingsInNode(t *testing.T) {
 
 // TestGreetingsInPython needs a python3 with the package websockets.
 func TestGreetingsInPython(t *testing.T) {
+	t.Parallel()
 	// The second has the packages of the system.
 	for _, python := range []string{"python3", "/usr/bin/python3"} {
 		if exec.Command(python, "-c", "import websockets").Run() == nil {
@@ -161,6 +163,7 @@ func TestGreetingsInPython(t *testing.T) {
 
 // TestGreetingsInAShell needs curl and jq. The group outlives the script, and a restart of the hub.
 func TestGreetingsInAShell(t *testing.T) {
+	t.Parallel()
 	hub := startGreetingsHub(t)
 	shell := start(t, hub.dir, []string{"EVENTHUB_HTTP=http://" + hub.http}, "sh", clientFile(t, "greetings.sh"))
 	shell.dies = true
@@ -175,6 +178,7 @@ func TestGreetingsInAShell(t *testing.T) {
 
 // TestGreetingsOnAWebPage needs Chromium. The page is opened as a file, as a newcomer does.
 func TestGreetingsOnAWebPage(t *testing.T) {
+	t.Parallel()
 	hub := startGreetingsHub(t)
 	p := openPage(t, hub, "greetings.html", "127.0.0.1:8090", hub.ws)
 	p.shows("hello from a web page")
@@ -186,6 +190,7 @@ func TestGreetingsOnAWebPage(t *testing.T) {
 // TestGreetingsOverHTTPOnAWebPage needs Chromium. The page opens its stream again after a restart
 // of the hub.
 func TestGreetingsOverHTTPOnAWebPage(t *testing.T) {
+	t.Parallel()
 	hub := startGreetingsHub(t)
 	p := openPage(t, hub, "greetings-http.html", "127.0.0.1:8081", hub.http)
 	p.shows("hello over HTTP")

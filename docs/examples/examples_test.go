@@ -30,7 +30,7 @@ func run(m *testing.M) int {
 		panic(err)
 	}
 	defer func() { _ = os.RemoveAll(bin) }()
-	build := exec.Command("go", "build", "-o", bin, "../../cmd/eventhub", "./orders-go/service", "./orders-go/consumer")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin, "../../cmd/eventhub", "./orders-go/service", "./orders-go/consumer")
 	build.Stderr = os.Stderr
 	if err := build.Run(); err != nil {
 		panic(err)
@@ -180,6 +180,7 @@ func (o *orders) test(t *testing.T) {
 }
 
 func TestOrdersInGo(t *testing.T) {
+	t.Parallel()
 	o := orders{
 		place: func(t *testing.T, dir, number string) (string, error) {
 			t.Helper()
@@ -198,6 +199,7 @@ func TestOrdersInGo(t *testing.T) {
 
 // TestOrdersInPython needs python3, and fails without.
 func TestOrdersInPython(t *testing.T) {
+	t.Parallel()
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		t.Fatal(err)
@@ -247,6 +249,7 @@ func callWithHub(t *testing.T, env []string, name string, args ...string) string
 
 // TestTestingInNode needs node 20 or newer, and fails without. Node 22 needs no flag for WebSocket.
 func TestTestingInNode(t *testing.T) {
+	t.Parallel()
 	out := callWithHub(t, nil, "node", "--experimental-websocket", "--test", "--test-reporter=tap", "testing-node/")
 	if !strings.Contains(out, "# pass 2") || !strings.Contains(out, "# fail 0") {
 		t.Error(out)
@@ -255,6 +258,7 @@ func TestTestingInNode(t *testing.T) {
 
 // TestTestingInPython needs a python3 that has pytest, and fails without.
 func TestTestingInPython(t *testing.T) {
+	t.Parallel()
 	// that of PATH may lack what the system's has
 	for _, python := range []string{"python3", "/usr/bin/python3"} {
 		if exec.CommandContext(t.Context(), python, "-m", "pytest", "--version").Run() != nil {

@@ -1,55 +1,46 @@
 package examples
 
 import (
+	"flag"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-// TestRenamedModule renames a copy of the module as CONTRIBUTING.md says, and runs a program of
-// another module against it.
-func TestRenamedModule(t *testing.T) {
-	const path = "example.com/you/eventhub"
-	copied := filepath.Join(t.TempDir(), "eventhub")
-	copyModule(t, "../..", copied)
-	if out, err := call(t, copied, "go", "run", ".ci/module.go", "no module"); err == nil || !strings.Contains(out, "HOST/PATH") {
-		t.Errorf("a path that is none: %v: %s", err, out)
-	}
-	if out, err := call(t, copied, "go", "run", ".ci/module.go", path); err != nil || !strings.Contains(out, path) {
-		t.Fatalf("renaming: %v: %s", err, out)
-	}
-	out, err := call(t, copied, "go", "list", "-deps", "-test", "./...")
-	if err != nil {
-		t.Fatalf("listing the packages of the copy: %v: %s", err, out)
-	}
-	for pkg := range strings.FieldsSeq(out) {
-		if pkg == "eventhub" || strings.HasPrefix(pkg, "eventhub/") {
-			t.Errorf("the copy still has the package %s", pkg)
-		}
-	}
-	rules, err := os.ReadFile(filepath.Join(copied, ".golangci.yml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"allow: [" + path + "/facade, " + path + "/acl, " + path + "/jetstream]", "{pkg: " + path + ",", "module-path: " + path + " #"} {
-		if !strings.Contains(string(rules), want) {
-			t.Errorf("the linter's rules have no %q", want)
-		}
-	}
+var moduleServer = flag.Bool("module.server", false, "run a program with a bus and a server against the renamed module, which takes a minute to compile, instead of a smaller one")
 
-	foreign := t.TempDir()
-	for name, text := range map[string]string{
-		"go.mod": "module example.com/shop\n\ngo 1.26.0\n\nrequire " + path + " v0.0.0\n\nreplace " + path + " => " + copied + "\n",
-		"main.go": `package main
+// foreignSmall and foreignServer are programs of another module.
+const (
+	foreignSmall = `package main
+
+import (
+	"fmt"
+	"time"
+
+	"eventhub/acl"
+)
+
+func main() {
+	if _, err := acl.Sign([]byte("a secret of more than thirty-two bytes"), acl.Grant{Subject: "shop", Scopes: []string{"publish:orders"}, TTL: time.Minute}); err != nil {
+		panic(err)
+	}
+	fmt.Println("a token was signed")
+}
+`
+	foreignServer = `package main
 
 import (
 	"context"
 	"fmt"
 
-	"` + path + `/jetstream"
-	"` + path + `/jetstream/embedded"
+	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
 )
 
 func main() {
@@ -67,7 +58,43 @@ func main() {
 	}
 	fmt.Println("the bus was opened and closed")
 }
-`,
+`
+)
+
+// TestRenamedModule renames a copy of the module as CONTRIBUTING.md says, and runs a program of
+// another module against it.
+func TestRenamedModule(t *testing.T) {
+	t.Parallel()
+	const path = "example.com/you/eventhub"
+	copied := filepath.Join(t.TempDir(), "eventhub")
+	copyModule(t, "../..", copied)
+	rename := filepath.Join(t.TempDir(), "rename")
+	goBuild(t, copied, "-o", rename, ".ci/module.go")
+	if out, err := call(t, copied, rename, "no module"); err == nil || !strings.Contains(out, "HOST/PATH") {
+		t.Errorf("a path that is none: %v: %s", err, out)
+	}
+	if out, err := call(t, copied, rename, path); err != nil || !strings.Contains(out, path) {
+		t.Fatalf("renaming: %v: %s", err, out)
+	}
+	checkImports(t, copied, path)
+	rules, err := os.ReadFile(filepath.Join(copied, ".golangci.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"allow: [" + path + "/facade, " + path + "/acl, " + path + "/jetstream]", "{pkg: " + path + ",", "module-path: " + path + " #"} {
+		if !strings.Contains(string(rules), want) {
+			t.Errorf("the linter's rules have no %q", want)
+		}
+	}
+
+	program, prints := foreignSmall, "a token was signed"
+	if *moduleServer {
+		program, prints = foreignServer, "the bus was opened and closed"
+	}
+	foreign := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":  "module example.com/shop\n\ngo 1.26.0\n\nrequire " + path + " v0.0.0\n\nreplace " + path + " => " + copied + "\n",
+		"main.go": strings.ReplaceAll(program, "eventhub/", path+"/"),
 	} {
 		if err := os.WriteFile(filepath.Join(foreign, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -80,11 +107,58 @@ func main() {
 	if err := os.WriteFile(filepath.Join(foreign, "go.sum"), sums, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := call(t, foreign, "go", "build", "-mod=mod", "-o", "shop", "."); err != nil {
-		t.Fatalf("building the foreign module: %v: %s", err, out)
-	}
-	if out, err := call(t, foreign, filepath.Join(foreign, "shop")); err != nil || !strings.Contains(out, "opened and closed") {
+	goBuild(t, foreign, "-mod=mod", "-o", "shop", ".")
+	if out, err := call(t, foreign, filepath.Join(foreign, "shop")); err != nil || !strings.Contains(out, prints) {
 		t.Errorf("the foreign program: %v: %s", err, out)
+	}
+}
+
+// goBuild compiles, however long that takes.
+func goBuild(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-ldflags=-s -w"}, args...)...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build %v: %v: %s", args, err, out)
+	}
+}
+
+// checkImports wants each import of a file of Go in the module, tests and other systems included, to
+// be of a folder that exists, or of another module.
+func checkImports(t *testing.T, root, module string) {
+	t.Helper()
+	files, ours := 0, 0
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(file) != ".go" {
+			return err
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		files++
+		for _, spec := range parsed.Imports {
+			name, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if name == "eventhub" || strings.HasPrefix(name, "eventhub/") {
+				t.Errorf("%s still imports %s", file, name)
+			}
+			if folder, mine := strings.CutPrefix(name, module+"/"); mine {
+				ours++
+				if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(folder))); err != nil {
+					t.Errorf("%s imports %s: %v", file, name, err)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files < 500 || ours < files/2 {
+		t.Errorf("%d files were read, with %d imports of the module", files, ours)
 	}
 }
 

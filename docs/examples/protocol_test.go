@@ -32,6 +32,7 @@ const protocolPage = "../protocol.md"
 // TestProtocolPage plays every conversation of docs/protocol.md against a hub, in the order of the
 // page. What the hub sends must be what the page says, but for ids and times that the hub makes.
 func TestProtocolPage(t *testing.T) {
+	t.Parallel()
 	topics := filepath.Join(t.TempDir(), "topics.yaml")
 	if err := os.WriteFile(topics, []byte("topics:\n  - pattern: room.*\n    presence: true\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -70,6 +71,7 @@ func TestProtocolPage(t *testing.T) {
 // TestProtocolPageDefaults checks the defaults of the page that clients notice, by what a hub does.
 // That of ackTimeoutMs is in all conversations.
 func TestProtocolPageDefaults(t *testing.T) {
+	t.Parallel()
 	byDefault := func(option string) int {
 		t.Helper()
 		n, err := strconv.Atoi(pageDefault(t, option))
@@ -164,6 +166,7 @@ func pageDefault(t *testing.T, option string) string {
 
 // TestProtocolPageDefaultsInNATS checks the defaults of the page that only NATS notices.
 func TestProtocolPageDefaultsInNATS(t *testing.T) {
+	t.Parallel()
 	hub := hubtest.New(t, hubtest.Token("TOKEN"))
 	nc, err := nats.Connect(hub.NATS, nats.Token(hub.Token))
 	if err != nil {
