@@ -26,7 +26,7 @@ func newCompany(r *rig, count *counters, ids *knownIDs) *company {
 		c.reader = newReader(r, c.source(2_000), ids)
 	}
 	if r.plan.has("ts") {
-		if _, err := sdkBuilt(); err != nil { // it takes longer than clients act
+		if err := sdkBuilt(); err != nil { // it takes longer than clients act
 			r.Fatal(err)
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -24,6 +23,7 @@ import (
 	"github.com/coder/websocket"
 
 	eventhub "eventhub/sdk/go"
+	"eventhub/sdk/sdktest"
 )
 
 // tap stands between a client library and the hubs, and takes each frame down. Each connection goes
@@ -156,67 +156,14 @@ func (r *rig) goClient(ctx context.Context, rnd *rand.Rand, count *counters) {
 	_ = hub.Close()
 }
 
-// sdkDir is where the TypeScript client was built; "" if it was not.
-var sdkDir string
-
-// removeSDK is called at the end of the process.
-func removeSDK() {
-	if sdkDir != "" {
-		_ = os.RemoveAll(sdkDir)
-	}
-}
-
-// sdkBuilt is the TypeScript client as it was built for this run.
-var sdkBuilt = sync.OnceValues(buildSDK)
-
-// buildSDK compiles the TypeScript client in a copy: others may build it in its place at the same
-// time.
-func buildSDK() (dir string, err error) {
-	if dir, err = os.MkdirTemp("", "model-sdk"); err != nil {
-		return "", err
-	}
-	sdkDir = dir
-	for _, name := range []string{"src", "scripts"} {
-		if err := os.CopyFS(filepath.Join(dir, name), os.DirFS(filepath.Join("../../../sdk", name))); err != nil {
-			return "", err
-		}
-	}
-	for _, name := range []string{"package.json", "package-lock.json", "tsconfig.json", "tsconfig.cjs.json", "README.md"} {
-		text, err := os.ReadFile(filepath.Join("../../../sdk", name))
-		if err != nil {
-			return "", err
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			return "", err
-		}
-	}
-	driver, err := os.ReadFile("testdata/driver.mjs")
-	if err != nil {
-		return "", err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "driver.mjs"), driver, 0o600); err != nil {
-		return "", err
-	}
-	for _, args := range [][]string{{"ci", "--no-audit", "--no-fund"}, {"run", "build"}} {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-		cmd := exec.CommandContext(ctx, "npm", args...)
-		cmd.Dir = dir
-		out, err := cmd.CombinedOutput()
-		cancel()
-		if err != nil {
-			return "", fmt.Errorf("npm %s: %w\n%s", args[0], err, out)
-		}
-	}
-	return dir, nil
-}
+// sdkBuilt compiles the TypeScript client, unless that was done before. testdata/driver.mjs imports
+// it from its place.
+var sdkBuilt = sync.OnceValue(func() error {
+	return sdktest.Build(context.Background(), filepath.FromSlash("../../../sdk"))
+})
 
 // tsClient is a program with the TypeScript client in a process of Node: testdata/driver.mjs.
 func (r *rig) tsClient(ctx context.Context, rnd *rand.Rand, count *counters) {
-	dir, err := sdkBuilt()
-	if err != nil {
-		r.Error(err)
-		return
-	}
 	p := startTap(r, rnd, count, "ts")
 	defer p.web.Close()
 	type member struct {
@@ -234,8 +181,7 @@ func (r *rig) tsClient(ctx context.Context, rnd *rand.Rand, count *counters) {
 	for _, g := range r.plan.groups[:2] {
 		told.Members = append(told.Members, member{g.topics[0], g.name, g.from})
 	}
-	cmd := exec.Command("node", "driver.mjs", asJSON(told))
-	cmd.Dir = dir
+	cmd := exec.Command("node", filepath.FromSlash("testdata/driver.mjs"), asJSON(told))
 	cmd.Stderr = r.Output()
 	in, err := cmd.StdinPipe()
 	if err != nil {

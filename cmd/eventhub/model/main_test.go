@@ -3,7 +3,6 @@
 package model
 
 import (
-	"os"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -13,8 +12,5 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(map[string]natstest.Role{"hub": natstest.Told(runHub)})
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		removeSDK()
-		os.Exit(code)
-	}))
+	goleak.VerifyTestMain(m)
 }

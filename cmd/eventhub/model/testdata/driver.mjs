@@ -1,7 +1,7 @@
-// A program with the TypeScript client, for the model checker: libraries_test.go starts it in a
-// folder with the compiled client. It prints what its handlers and publishes saw as lines of JSON,
+// A program with the TypeScript client, for the model checker: libraries_test.go compiles the client
+// and starts it. It prints what its handlers and publishes saw as lines of JSON,
 // and ends when its standard input ends.
-import { connect } from "./dist/esm/index.js";
+import { connect } from "../../../../sdk/dist/esm/index.js";
 
 const { url, token, topics, members, first } = JSON.parse(process.argv[2]);
 const say = (what) => process.stdout.write(JSON.stringify({ client: "ts", ...what }) + "\n");
