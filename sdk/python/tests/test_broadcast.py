@@ -299,6 +299,17 @@ async def test_handlers_fail_end_their_broadcast_and_finish(hub: Hub) -> None:
         await client.publish(topic, i)
     assert await broadcast.wait_closed() is None
     assert news.all == [2, 3] and "ValueError('oh')" in str(errors[0])
+
+    # The hub may hear of an event after it has answered its publish.
+    heard = asyncio.Event()
+
+    async def until_the_last(e: BroadcastEvent[Any]) -> None:
+        if e.event.payload == 5:
+            heard.set()
+
+    whole = await client.broadcast(topic, until_the_last, history=5)
+    await heard.wait()
+    await whole.unsubscribe()
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def slow(e: BroadcastEvent[Any]) -> None:
