@@ -59,42 +59,38 @@ func locked(ctx context.Context, dir string, do func(context.Context) error) err
 // once does something unless a stamp says that it was done with these files. The stamp is among the
 // installed packages, and goes with them.
 func once(dir, name string, inputs []string, do func() error) error {
-	stamp := filepath.Join(dir, "node_modules", ".eventhub-"+name)
-	before, err := sum(dir, inputs)
+	files, stamp := os.DirFS(dir), "node_modules/.eventhub-"+name
+	before, err := sum(files, inputs)
 	if err != nil {
 		return err
 	}
-	if done, err := os.ReadFile(stamp); err == nil && string(done) == before {
+	if done, err := fs.ReadFile(files, stamp); err == nil && string(done) == before {
 		return nil
 	}
 	if err := do(); err != nil {
 		return err
 	}
-	after, err := sum(dir, inputs)
+	after, err := sum(files, inputs)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(stamp, []byte(after), 0o600)
+	return os.WriteFile(filepath.Join(dir, filepath.FromSlash(stamp)), []byte(after), 0o600)
 }
 
 // sum is a hash of the names and contents of files, and of those in directories. What does not exist
 // has none.
-func sum(dir string, inputs []string) (string, error) {
+func sum(files fs.FS, inputs []string) (string, error) {
 	h := sha256.New()
 	for _, input := range inputs {
-		err := filepath.WalkDir(filepath.Join(dir, input), func(path string, d fs.DirEntry, err error) error {
+		err := fs.WalkDir(files, input, func(path string, d fs.DirEntry, err error) error {
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
 				return nil
 			case err != nil, d.IsDir():
 				return err
 			}
-			name, err := filepath.Rel(dir, path)
-			if err != nil {
-				return err
-			}
-			text, err := os.ReadFile(path)
-			_, _ = fmt.Fprintf(h, "%s %d\n%s", name, len(text), text) // a hash takes all
+			text, err := fs.ReadFile(files, path)
+			_, _ = fmt.Fprintf(h, "%s %d\n%s", path, len(text), text) // a hash takes all
 			return err
 		})
 		if err != nil {
@@ -105,7 +101,7 @@ func sum(dir string, inputs []string) (string, error) {
 }
 
 func npm(ctx context.Context, dir string, args ...string) error {
-	cmd := exec.CommandContext(ctx, "npm", args...)
+	cmd := exec.CommandContext(ctx, "npm", args...) //nolint:gosec // the arguments are those above
 	cmd.Dir = dir
 	cmd.WaitDelay = time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {

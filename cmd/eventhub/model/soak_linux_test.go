@@ -156,6 +156,8 @@ func (s *soak) measure(warmUp, capacity time.Duration) {
 	wait(s.Context(), warmUp)
 	was, began := s.load.ledger.totals().confirmed, time.Now()
 	wait(s.Context(), capacity)
+	// A machine that stood still all the while has no capacity to measure.
+	s.until("events are confirmed", func(context.Context) bool { return s.load.ledger.totals().confirmed > was+10 })
 	s.piece.capacity = float64(s.load.ledger.totals().confirmed-was) / time.Since(began).Seconds()
 	if missing := end(soakBack); len(missing) > 0 {
 		s.Fatalf("without faults, %v", missing)
