@@ -73,12 +73,14 @@ for (const name of programs) {
 }
 
 test("a macro that is misspelt or not included is an error", async () => {
-  const misspelt = await compile("misspelt.sibilant", '(include "./eventhub")\n(publissh! hub "t" 1)');
+  const [misspelt, absent, arrow] = await Promise.all([
+    compile("misspelt.sibilant", '(include "./eventhub")\n(publissh! hub "t" 1)'),
+    compile("absent.sibilant", '(console.log (policy (allow "publish" "a")))'),
+    compile("arrow.sibilant", '(include "./eventhub")\n(scopes->polcy ["publish:a"])'),
+  ]);
   assert.deepEqual([misspelt.code, misspelt.out], [1, ""]);
   assert.match(misspelt.err, /^misspelt.sibilant: nothing declares publissh__BANG, hub: a macro may be misspelt or not included\n$/);
-  const absent = await compile("absent.sibilant", '(console.log (policy (allow "publish" "a")))');
   assert.match(absent.err, /nothing declares policy, allow:/);
-  const arrow = await compile("arrow.sibilant", '(include "./eventhub")\n(scopes->polcy ["publish:a"])');
   assert.match(arrow.err, /there is no macro scopes->polcy/);
 });
 
