@@ -292,8 +292,8 @@ func (r *pageRig) onADeadNetwork(c *wire.Conn) {
 // tokensAreReplaced waits for two fresh tokens, with which the connection stays.
 func (r *pageRig) tokensAreReplaced() {
 	r.t.Helper()
-	// The clock of the page is ahead, so it sees three seconds of a minute, and asks in time even if
-	// this machine is slow.
+	// The clock of the page is ahead, so it sees three seconds of a minute, and asks in time even
+	// if this machine is slow.
 	r.eval("window.now = Date.now; Date.now = () => now.call(Date) + 57000; 0")
 	defer r.eval("Date.now = now; 0")
 	r.newConnection()

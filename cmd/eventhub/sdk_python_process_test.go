@@ -15,8 +15,8 @@ import (
 var pythonDir = filepath.Join("..", "..", "sdk", "python")
 
 // TestPythonClient runs the tests of sdk/python with this build as the hub, each file in a process
-// of its own. They need a python3 that has the packages websockets and pytest. The race detector has
-// nothing to see in them: the hub's side has Go tests of its own.
+// of its own. They need a python3 that has the packages websockets and pytest. The race detector
+// has nothing to see in them: the hub's side has Go tests of its own.
 func TestPythonClient(t *testing.T) {
 	t.Parallel()
 	python := pythonWith(t, "pytest, websockets")

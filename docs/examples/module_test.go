@@ -123,8 +123,8 @@ func goBuild(t *testing.T, dir string, args ...string) {
 	}
 }
 
-// checkImports wants each import of a file of Go in the module, tests and other systems included, to
-// be of a folder that exists, or of another module.
+// checkImports wants each import of a file of Go in the module, tests and other systems included,
+// to be of a folder that exists, or of another module.
 func checkImports(t *testing.T, root, module string) {
 	t.Helper()
 	files, ours := 0, 0

@@ -77,8 +77,8 @@ func once(dir, name string, inputs []string, do func() error) error {
 	return os.WriteFile(filepath.Join(dir, filepath.FromSlash(stamp)), []byte(after), 0o600)
 }
 
-// sum is a hash of the names and contents of files, and of those in directories. What does not exist
-// has none.
+// sum is a hash of the names and contents of files, and of those in directories. What does not
+// exist has none.
 func sum(files fs.FS, inputs []string) (string, error) {
 	h := sha256.New()
 	for _, input := range inputs {

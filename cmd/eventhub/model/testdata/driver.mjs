@@ -1,6 +1,6 @@
-// A program with the TypeScript client, for the model checker: libraries_test.go compiles the client
-// and starts it. It prints what its handlers and publishes saw as lines of JSON,
-// and ends when its standard input ends.
+// A program with the TypeScript client, for the model checker: libraries_test.go compiles the
+// client and starts it. It prints what its handlers and publishes saw as lines of JSON, and ends
+// when its standard input ends.
 import { connect } from "../../../../sdk/dist/esm/index.js";
 
 const { url, token, topics, members, first } = JSON.parse(process.argv[2]);
