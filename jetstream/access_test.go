@@ -135,6 +135,7 @@ func certificate(t *testing.T) (cert, key []byte) {
 }
 
 func TestCredentialsFile(t *testing.T) {
+	t.Parallel()
 	pair := func(make func() (nkeys.KeyPair, error)) (nkeys.KeyPair, string) {
 		k, err := make()
 		if err != nil {

@@ -78,6 +78,7 @@ func TestJetStreamErrorsAreCounted(t *testing.T) {
 
 // An answer with a stored message in its head or body has no error.
 func TestErrorsInAnswers(t *testing.T) {
+	t.Parallel()
 	for data, want := range map[string]int{
 		`{"stream":"s","seq":1}`: 0,
 		`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"},"stream":"s","seq":0}`:              10071,

@@ -30,6 +30,7 @@ const modelSeq = 7
 // moments. Whatever happens, an attempt is one more than what clients had, plus what died unseen
 // with its hub.
 func TestAttemptsCountWhatClientsHad(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(2_000) {
 		m := &modelGroup{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), hubs: make([]modelHub, 1+seed%3)}
 		for range 60 {
@@ -84,6 +85,7 @@ func (m *modelGroup) step(seed uint64) {
 // An event that was handed out once and refused once has failed once, however often it went back
 // unseen before, between and after, and through whichever hubs.
 func TestARefusalIsOneFailure(t *testing.T) {
+	t.Parallel()
 	var a, b attempts
 	bucket := 0
 	delivered := 0
@@ -122,6 +124,7 @@ func TestARefusalIsOneFailure(t *testing.T) {
 // A server that was restarted may count deliveries from an older number. Attempts rise all the
 // same, on whichever hub, once a hub that knows better has had the event.
 func TestAttemptsRiseWhenTheServerForgets(t *testing.T) {
+	t.Parallel()
 	var a, b attempts
 	a.failed(modelSeq, 1, 0, 10)
 	a.failed(modelSeq, 2, 0, 10)
@@ -147,6 +150,7 @@ func TestAttemptsRiseWhenTheServerForgets(t *testing.T) {
 }
 
 func TestAttemptsAreBounded(t *testing.T) {
+	t.Parallel()
 	var a attempts
 	for seq := range uint64(100) {
 		full := a.failed(seq, 1, 0, 10)

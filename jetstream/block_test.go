@@ -10,6 +10,7 @@ import (
 // A handler of Subscribe that waits for room in a channel, or for the end of its subscription, lets
 // Stop and Close end that. Events that the hub took back still fill the channel.
 func TestStopEndsWaitingHandler(t *testing.T) {
+	t.Parallel()
 	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir())})
 	if err != nil {
 		t.Fatal(err)

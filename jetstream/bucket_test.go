@@ -17,6 +17,7 @@ import (
 )
 
 func TestBucketNames(t *testing.T) {
+	t.Parallel()
 	for topic, want := range map[string]string{
 		"process.state": "latest_process_state",
 		"a_b":           "latest_aX5Fb",
@@ -36,6 +37,7 @@ func TestBucketNames(t *testing.T) {
 
 // The bucket of a topic is one that native KV clients read, and that they cannot write.
 func TestNativeClientsReadTheBucket(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	nc, js := nativeConn(t, url)
@@ -144,6 +146,7 @@ func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
 
 // Several hubs that meet a topic at once make one bucket.
 func TestRacingHubsMakeOneBucket(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	const hubs = 4
 	buses := make([]*Bus, hubs)
@@ -179,6 +182,7 @@ func TestRacingHubsMakeOneBucket(t *testing.T) {
 
 // A hub that meets a topic while another starts the source of its bucket again finds the bucket.
 func TestBucketWhoseSourceIsStartedAgain(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Topics: compactedRules})
 	set(t, b, "state.a", "k", "1")
 	at := b.known("state.a")
@@ -210,6 +214,7 @@ func TestBucketWhoseSourceIsStartedAgain(t *testing.T) {
 // A topic that was there before it was compacted gets a bucket when it is met, with all that it
 // still holds.
 func TestBucketOfATopicThatWasThere(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	old := open(t, Config{URL: url})
 	for i := range 100 {
@@ -225,6 +230,7 @@ func TestBucketOfATopicThatWasThere(t *testing.T) {
 }
 
 func TestForeignBucketIsRefused(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	_, js := nativeConn(t, url)
 	if _, err := js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "theirs", Subjects: []string{"theirs"}}); err != nil {
@@ -251,6 +257,7 @@ func TestForeignBucketIsRefused(t *testing.T) {
 // What retention takes from the stream stays in the bucket, also across a restart of the server;
 // what was removed stays away.
 func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	start := func() *Bus { return open(t, Config{Server: natstest.Embed(t, dir), Topics: compactedRules}) }
 	b := start()

@@ -21,6 +21,7 @@ import (
 // clear, encrypted for somebody else, and malformed. Such questions get no answer, and a good one
 // gets one that only the server can read.
 func TestCalloutsAnswerOnlyWhatTheyUnderstand(t *testing.T) {
+	t.Parallel()
 	server := natstest.Run(t)
 	bus, err := Open(t.Context(), Config{URL: server.ClientURL()})
 	if err != nil {
@@ -199,6 +200,7 @@ func followingCallouts(t *testing.T) (c *Callouts, ended <-chan uint64) {
 // TestServersThatAreGoneDelayNoRevocation revokes tokens of clients of a server that is gone, and
 // of one that is there.
 func TestServersThatAreGoneDelayNoRevocation(t *testing.T) {
+	t.Parallel()
 	c, ended := followingCallouts(t)
 	grant := &NativeGrant{Name: "n", Expires: time.Now().Add(time.Hour), Revoked: func() bool { return true }}
 	for id := range uint64(2_000) {
@@ -218,6 +220,7 @@ func TestServersThatAreGoneDelayNoRevocation(t *testing.T) {
 // TestConnectionsThatAreNotFollowedEnd has a principal connect more often than it is followed. Its
 // oldest connections end, and those of others are still followed.
 func TestConnectionsThatAreNotFollowedEnd(t *testing.T) {
+	t.Parallel()
 	c, ended := followingCallouts(t)
 	var revoked atomic.Bool
 	other := &NativeGrant{Name: "other", Expires: time.Now().Add(time.Hour), Revoked: revoked.Load}

@@ -12,6 +12,7 @@ import (
 // Each handle of a bus that is closed says so, at once, of a topic that the hub knew and of
 // another.
 func TestHandlesOfClosedBus(t *testing.T) {
+	t.Parallel()
 	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir())})
 	if err != nil {
 		t.Fatal(err)

@@ -37,6 +37,7 @@ func (b *lockedBuffer) String() string {
 // TestConsumeSurvivesPanics has a handler that panics at one event for good, and at another one
 // once.
 func TestConsumeSurvivesPanics(t *testing.T) {
+	t.Parallel()
 	const secret = "secret of the process"
 	var log lockedBuffer
 	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir()), Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -100,6 +101,7 @@ func TestConsumeSurvivesPanics(t *testing.T) {
 // A handler that ends its goroutine, as the FailNow of a test does, fails its event, and the
 // subscription goes on.
 func TestConsumeSurvivesGoexit(t *testing.T) {
+	t.Parallel()
 	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir())})
 	if err != nil {
 		t.Fatal(err)
@@ -132,6 +134,7 @@ func TestConsumeSurvivesGoexit(t *testing.T) {
 // An error about options speaks of them as a Go program does: what it says is allowed is taken, and
 // means that.
 func TestOptionErrorsSpeakGo(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		opts   SubscribeOptions
 		has    []string

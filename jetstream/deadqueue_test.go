@@ -130,6 +130,7 @@ func TestALetterThatWaitsSettlesNoOtherConsumer(t *testing.T) {
 
 // The same with a member that lives on, and acknowledges the event.
 func TestALetterThatWaitsIsDroppedWithItsConsumer(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1, AckWait: 3 * time.Second})
 	publish(t, b, "mem", "1")
 	dlq := deadStream(t, b)
@@ -166,6 +167,7 @@ func TestALetterThatWaitsIsDroppedWithItsConsumer(t *testing.T) {
 // A letter that is too large for its stream is stored without the payload; the letters of other
 // topics find room.
 func TestALetterTooLargeForItsStreamHasNoPayload(t *testing.T) {
+	t.Parallel()
 	const n = 5
 	b := open(t, Config{URL: natsServer(t), Connections: 1, Limits: Limits{DeadLetters: n}})
 	dlq := deadStream(t, b)

@@ -11,6 +11,7 @@ import (
 // Beyond its ration, the letters of a client wait. Its events are not delivered again meanwhile,
 // and the letters of others, on the same topic too, do not wait.
 func TestDeadLettersOfAClientAreRationed(t *testing.T) {
+	t.Parallel()
 	const events, size = 12, 10_000
 	b := open(t, Config{AckWait: 2 * time.Second, Limits: Limits{DeadLetterBurst: 4 * size, DeadLetterRate: size}})
 	for range events {
@@ -100,6 +101,7 @@ func TestAFullStreamOfDeadLettersKeepsThem(t *testing.T) {
 
 // A group whose letters wait gets no further events, so that what waits is bounded.
 func TestAGroupWhoseLettersWaitIsPaused(t *testing.T) {
+	t.Parallel()
 	const most = 16
 	b := open(t, Config{Limits: Limits{DeadLetters: most}})
 	for range 3 * most {
@@ -132,6 +134,7 @@ func TestAGroupWhoseLettersWaitIsPaused(t *testing.T) {
 
 // A bound on dead letters that exist already is applied without removing any of them.
 func TestABoundOnDeadLettersRemovesNone(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	before := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "dlq.**", Family: "dlq"}}})
 	deadStream(t, before).change(func(cfg *natsjs.StreamConfig) { cfg.Discard, cfg.MaxBytes = natsjs.DiscardOld, -1 })

@@ -57,6 +57,7 @@ func wantLetters(t *testing.T, b *Bus, k *taker, topic string, events, attempts 
 // Events whose dead letters wait for a ration are delivered to nobody after the hub was restarted,
 // with its server and beside another hub: their letters are written instead.
 func TestMaxAttemptsHoldOverARestart(t *testing.T) {
+	t.Parallel()
 	const events, size, attempts = 8, 10_000, 2
 	for _, c := range []struct {
 		name   string
@@ -100,6 +101,7 @@ func TestMaxAttemptsHoldOverARestart(t *testing.T) {
 
 // A client of which as many dead letters wait as the hub keeps gets none of its events again.
 func TestMaxAttemptsHoldBeyondTheLettersThatWait(t *testing.T) {
+	t.Parallel()
 	const events, size, limit = 12, 1_000, 8 // of which a client may have half
 	b := open(t, Config{AckWait: 2 * time.Second, Limits: Limits{DeadLetters: limit, DeadLetterBurst: size, DeadLetterRate: 5 * size}})
 	for _, topic := range []string{"many1", "many2", "many3"} {

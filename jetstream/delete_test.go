@@ -11,6 +11,7 @@ import (
 // Whoever deletes a group ends its members on all hubs, and leaves nothing of it. A group of that
 // name is a new one.
 func TestDeletingAGroupEndsItsMembers(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	for _, ttl := range []time.Duration{0, memoryTTL} {
 		t.Run("TTL "+ttl.String(), func(t *testing.T) {
@@ -77,6 +78,7 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 // A member whose hub does not hear of the deletion ends when it comes again, also when there is a
 // new group of that name by then.
 func TestADeletionThatWasNotHeard(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "deaf", "1")
 	k := take(t, b, "deaf", "g", SubscribeOptions{From: FromEarliest})
@@ -109,6 +111,7 @@ func TestADeletionThatWasNotHeard(t *testing.T) {
 
 // A member that does not end makes the group again, and goes on where it was.
 func TestAMemberThatDoesNotEndMakesTheGroupAgain(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "own", numbers(3)...)
 	k := take(t, b, "own", "projector", SubscribeOptions{From: FromEarliest})
@@ -126,6 +129,7 @@ func TestAMemberThatDoesNotEndMakesTheGroupAgain(t *testing.T) {
 
 // What a deletion leaves behind that its hub did not finish, the next one and the sweeper remove.
 func TestADeletionThatWasCutOff(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "cut", "1")
 	for _, finish := range []func() error{

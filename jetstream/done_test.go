@@ -12,6 +12,7 @@ import (
 // done is called from a goroutine of the bus, also for the first event of a stream: whoever holds a
 // lock while publishing may take that in done.
 func TestDoneIsCalledElsewhere(t *testing.T) {
+	t.Parallel()
 	b, err := Open(t.Context(), Config{Server: natstest.Embed(t, t.TempDir())})
 	if err != nil {
 		t.Fatal(err)

@@ -28,6 +28,7 @@ func settings(t *testing.T, b *Bus, topic, group string) natsjs.ConsumerConfig {
 // A member without a TTL takes the TTL from a group. No event is lost, whichever hub's members have
 // what, and those in a file see nothing of it.
 func TestAMemberWithoutATTLMakesTheGroupDurable(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		ttl  time.Duration
@@ -92,6 +93,7 @@ func TestAMemberWithoutATTLMakesTheGroupDurable(t *testing.T) {
 // Two members that take the TTL from a group at once, on two hubs, end in one group, and so does
 // the one that it had.
 func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	publish(t, one, "race", "0")
@@ -142,6 +144,7 @@ func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
 // A hub that dies after it has made the next consumer, and before the group has become that, leaves
 // the group as it was.
 func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "crash", numbers(3)...)
 	eve := take(t, b, "crash", "g", SubscribeOptions{From: FromEarliest, GroupTTL: memoryTTL, MaxInFlight: 1, BatchSize: 1})

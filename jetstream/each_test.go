@@ -10,6 +10,7 @@ import (
 // TestBucketMadeAnewWhileItIsRead wants no walk, and no Watch, to take what is left of a bucket for
 // all of it.
 func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	want := fill(t, b, "state.a", 6_000, 6_000, rand.New(rand.NewPCG(7, 8)))
 	anew := func() {
@@ -60,6 +61,7 @@ func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
 
 // TestBucketWithoutDirectReads says what is wrong rather than trying for ever.
 func TestBucketWithoutDirectReads(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))
 	info, err := b.findStream(t.Context(), "KV_latest_state_a")
@@ -85,6 +87,7 @@ func TestBucketWithoutDirectReads(t *testing.T) {
 // TestFarFuture wants a time that the server cannot count to be taken for the end, and not for the
 // beginning.
 func TestFarFuture(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "a", "1", "2")
 	for _, ts := range []int64{time.Now().Add(time.Hour).UnixMilli(), time.Now().UnixMicro(), 1 << 60} {

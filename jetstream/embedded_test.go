@@ -13,6 +13,7 @@ import (
 )
 
 func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	b := open(t, Config{Server: natstest.Embed(t, dir)})
 	publish(t, b, "again", numbers(10)...)
@@ -42,6 +43,7 @@ func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
 
 // A native client's consumer is its own: the hub does not give back what that client still holds.
 func TestNativeLeasesOutliveARestart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	b := open(t, Config{Server: natstest.Embed(t, dir)})
 	publish(t, b, "native", "1", "2")
@@ -69,6 +71,7 @@ func TestNativeLeasesOutliveARestart(t *testing.T) {
 }
 
 func TestOpenSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	server := natstest.Embed(t, t.TempDir())
 	for name, c := range map[string]struct {
 		cfg  Config

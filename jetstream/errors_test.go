@@ -11,6 +11,7 @@ import (
 // TestFailuresThatPass tells refusals, which would be repeated, from failures that pass: a dead
 // letter waits for a cluster that has no leader.
 func TestFailuresThatPass(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		err  error
 		want bool

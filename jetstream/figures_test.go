@@ -11,6 +11,7 @@ import (
 
 // Figures count while the leader of a consumer has heard of a majority.
 func TestCurrentFigures(t *testing.T) {
+	t.Parallel()
 	peer := func(age time.Duration) *natsjs.PeerInfo { return &natsjs.PeerInfo{Active: age} }
 	offline := &natsjs.PeerInfo{Offline: true}
 	for name, tt := range map[string]struct {

@@ -11,6 +11,7 @@ import (
 )
 
 func TestFindIDs(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}, {Pattern: "few", MaxMsgs: 3}, {Pattern: "brief", MaxAge: time.Second}, {Pattern: "window", DuplicateWindow: 7 * time.Second}}})
 	began := time.Now()
 	put := func(topic, key string, ids ...string) {
@@ -98,6 +99,7 @@ func TestFindIDs(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	s, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "full", Subjects: []string{"event.full", "keyed.*.full"}, MaxMsgs: 1, Discard: natsjs.DiscardNew})
 	if err != nil {

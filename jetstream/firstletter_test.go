@@ -28,6 +28,7 @@ func (l *lockedLog) count(text string) int {
 
 // TestFirstDeadLetterIsLogged has two groups fail for several events each.
 func TestFirstDeadLetterIsLogged(t *testing.T) {
+	t.Parallel()
 	var log lockedLog
 	b := open(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	for _, group := range []string{"one", "two"} {
@@ -53,6 +54,7 @@ func TestFirstDeadLetterIsLogged(t *testing.T) {
 }
 
 func TestFirstLettersAreBounded(t *testing.T) {
+	t.Parallel()
 	var f firstLetters
 	for i := range maxFirstLetters {
 		if !f.first("a", string(rune(i+1))) {

@@ -11,6 +11,7 @@ import (
 )
 
 func TestGateBoundsAndWakes(t *testing.T) {
+	t.Parallel()
 	const most, each, workers = 3, 2_000, 8
 	var g gate
 	var inside, worst atomic.Int64
@@ -43,6 +44,7 @@ func TestGateBoundsAndWakes(t *testing.T) {
 }
 
 func TestGateWaitEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	var g gate
 	if !g.tryAcquire(1) || g.tryAcquire(1) {
 		t.Fatal("one fits")

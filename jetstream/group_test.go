@@ -17,6 +17,7 @@ import (
 )
 
 func TestGroupStarts(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	after := func(id func([]Receipt) string) func([]*Event, []Receipt) SubscribeOptions {
 		return func(_ []*Event, r []Receipt) SubscribeOptions {
@@ -72,6 +73,7 @@ func TestGroupStarts(t *testing.T) {
 }
 
 func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	publish(t, one, "race", numbers(10)...)
@@ -132,6 +134,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 type membership = group
 
 func TestSetCursorUnderLiveMembers(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	const n = 20
@@ -276,6 +279,7 @@ func TestNoLeaseFromBeforeAMoveBeginsAfterIt(t *testing.T) {
 }
 
 func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "seeks", numbers(5)...)
 	k := take(t, b, "seeks", "g", SubscribeOptions{From: FromEarliest})
@@ -303,6 +307,7 @@ func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 }
 
 func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "sweep", "1")
 	topic := b.known("sweep")
@@ -328,6 +333,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 }
 
 func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "del", numbers(10)...)
 	k := take(t, b, "del", "g", SubscribeOptions{From: FromEarliest})
@@ -350,6 +356,7 @@ func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
 }
 
 func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "anew", numbers(3)...)
 	if err := b.Group("anew", "g").Seek(t.Context(), FromEarliest); err != nil {
@@ -388,6 +395,7 @@ func TestGroupTTL(t *testing.T) {
 }
 
 func TestGroupsOfAFamilyAreApart(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "user.*.events", Family: "users"}}})
 	for i := range 3 {
 		publish(t, b, fmt.Sprintf("user.%d.events", i), fmt.Sprintf("of %d", i))
@@ -412,6 +420,7 @@ func scanned(t *testing.T, b *Bus, topic string) (n int, err error) {
 }
 
 func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	publish(t, one, "remade", "old")
@@ -450,6 +459,7 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 }
 
 func TestAfterIDOnABusyTopic(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{MemoryStorage: true})
 	const n = 105_000
 	var mu sync.Mutex
@@ -477,6 +487,7 @@ func TestAfterIDOnABusyTopic(t *testing.T) {
 }
 
 func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	r := publish(t, b, "fan.one", "0", "1")
 	publish(t, b, "fan.two", "a")
@@ -500,6 +511,7 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 
 // A seek counts although the member that is away has seen more of the group before.
 func TestASeekOutlivesItsConsumer(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "moved", numbers(20)...)
 	k := take(t, b, "moved", "g", SubscribeOptions{From: FromEarliest})
@@ -550,6 +562,7 @@ func TestAMemberWithoutTTLKeepsAGroupThatHasOne(t *testing.T) {
 }
 
 func TestAddingATopicToAGroupThatExists(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "add.c", "old")
 	r := publish(t, b, "add.a", "0", "1")
@@ -568,6 +581,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 }
 
 func TestReadsMakeNothingAndCountForNothing(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	full, b := open(t, Config{URL: url}), open(t, Config{URL: url, Limits: Limits{Topics: 2}})
 	for _, topic := range []string{"r1", "r2", "r3"} {

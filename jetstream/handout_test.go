@@ -11,6 +11,7 @@ import (
 
 // Events come without any other call, and wait where the subscriber asks for that.
 func TestSubscribeDeliversByItself(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "self", "1", "2")
 	got := make(chan string, 10)
@@ -67,6 +68,7 @@ func TestAMemberThatBeginsPausedKeepsItsGroup(t *testing.T) {
 
 // A Held is begun once, and what settles it exists only from then on.
 func TestAHeldIsBegunOnce(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "once", "1", "2")
 	k := take(t, b, "once", "g", SubscribeOptions{From: FromEarliest})
@@ -113,6 +115,7 @@ func TestAHeldIsBegunOnce(t *testing.T) {
 }
 
 func TestConsumeRunsSoManyWorkers(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "crew", numbers(8)...)
 	running, finish := make(chan struct{}, 8), make(chan struct{})
@@ -143,6 +146,7 @@ func TestConsumeRunsSoManyWorkers(t *testing.T) {
 }
 
 func TestWhatASubscriptionCannotBeIsSaid(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	work := func(context.Context, *Delivery) error { return nil }
 	_, noHandler := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{}, nil)
@@ -190,6 +194,7 @@ func TestCloseWhileConsumersAreMade(t *testing.T) {
 
 // A delay beyond the bound is the bound: the server, and the hub's note for a restart, agree on it.
 func TestTheDelayOfANackIsBounded(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "late", "1")
 	k := take(t, b, "late", "g", SubscribeOptions{From: FromEarliest})

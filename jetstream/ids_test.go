@@ -71,6 +71,7 @@ func unknownID(err error) bool {
 
 // Searches for ids that no event has cost little: the events are read once, and not once a search.
 func TestSearchesForUnknownIDsCostLittle(t *testing.T) {
+	t.Parallel()
 	const n, searches, most = maxIDSearch, 50, 150 * time.Millisecond
 	b := open(t, Config{})
 	ids := fillWithIDs(t, b, "many", n)
@@ -112,6 +113,7 @@ func TestSearchesForUnknownIDsCostLittle(t *testing.T) {
 // The first search for an id that no event has costs little, too, where this hub has published the
 // events: it reads none of them.
 func TestFirstSearchOfPublishedIDsCostsLittle(t *testing.T) {
+	t.Parallel()
 	const n, most = maxIDSearch, 150 * time.Millisecond
 	b := open(t, Config{})
 	p := b.NewPublisher()
@@ -153,6 +155,7 @@ func TestFirstSearchOfPublishedIDsCostsLittle(t *testing.T) {
 
 // Publishes are confirmed in any order, and others publish meanwhile.
 func TestIDsThatAreConfirmedInAnyOrder(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Limits: Limits{IDsKnown: 3_000}})
 	rnd := rand.New(rand.NewPCG(3, 4))
 	s := new(stream)
@@ -194,6 +197,7 @@ func consumersOf(tb testing.TB, b *Bus, topic string) int {
 
 // A client whose searches have all of its places waits, and others find theirs.
 func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "places", "1")
 	for range b.limits.IDSearchesPerClient {
@@ -247,6 +251,7 @@ func subscribeAfter(ctx context.Context, b *Bus, client string) error {
 // What searches remember is bounded, and never makes them wrong: events come and go, and streams
 // are created again.
 func TestWhatSearchesRemember(t *testing.T) {
+	t.Parallel()
 	const known = 6_000
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}, Limits: Limits{IDsKnown: known}})
 	rnd := rand.New(rand.NewPCG(1, 2))

@@ -97,6 +97,7 @@ func TestSettlementsPassASlowLink(t *testing.T) {
 
 // What was kept back is sent before the last member of a group ends.
 func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	publish(t, b, "kept", "1")
 	k := take(t, b, "kept", "g", SubscribeOptions{From: FromEarliest})
@@ -209,6 +210,7 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 }
 
 func TestANegativeNoteIsKept(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	subject := "$KV." + attemptsBucket + ".s.g.0.1"
 	b.keepNote(spareNote{subject, note{spared: -2}})

@@ -39,6 +39,7 @@ func putKey(tb testing.TB, b *Bus, client, topic, key string, tombstone bool) er
 // A topic takes as many keys as its rule says, removed ones included, whichever hub made them and
 // also after a restart. Keys that exist are free.
 func TestMaxKeys(t *testing.T) {
+	t.Parallel()
 	rules := []TopicRule{{Pattern: "state.few", Compaction: true, MaxKeys: 3}, {Pattern: "state.**", Compaction: true}}
 	url := natstest.Run(t).ClientURL()
 	cfg := Config{URL: url, Topics: rules, bucketCheck: 50 * time.Millisecond}
@@ -97,6 +98,7 @@ func TestMaxKeys(t *testing.T) {
 // A client makes so many keys at once and then so many a second, over all topics. Others are not
 // held up, and keys that exist are free.
 func TestNewKeysOfAClient(t *testing.T) {
+	t.Parallel()
 	obs := &counter{}
 	b := open(t, Config{Topics: compactedRules, Observer: obs, Limits: Limits{KeysPerClient: 4, KeyRate: 1}})
 	for i := range 4 {
@@ -128,6 +130,7 @@ func TestNewKeysOfAClient(t *testing.T) {
 // A client makes so many keys in 30 days, however fast, and whether or not it removes them. Keys
 // that it has removed, it may make again.
 func TestKeyShareOfAClient(t *testing.T) {
+	t.Parallel()
 	const share = 3
 	obs := &counter{}
 	b := open(t, Config{Topics: compactedRules, Observer: obs, Limits: Limits{KeyShare: share}, bucketCheck: 50 * time.Millisecond})
@@ -155,6 +158,7 @@ func TestKeyShareOfAClient(t *testing.T) {
 
 // A page or a listing looks at a bounded number of removed keys. A listing goes on behind them.
 func TestRemovedKeysAreBoundedPerPage(t *testing.T) {
+	t.Parallel()
 	const removed = pagePassed + 5_000
 	b := open(t, Config{Topics: compactedRules})
 	set(t, b, "state.a", "first", "1")

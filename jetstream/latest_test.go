@@ -76,6 +76,7 @@ func payloadsOf(events map[string]*Event) map[string]string {
 }
 
 func TestLatestSeesWhatWasConfirmed(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	for i := range 200 {
 		r := set(t, b, "state.a", "k", strconv.Itoa(i))
@@ -105,6 +106,7 @@ func TestLatestSeesWhatWasConfirmed(t *testing.T) {
 }
 
 func TestReadsMakeNothing(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	if _, err := b.Keys("state.a").Get(t.Context(), "k"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
@@ -128,6 +130,7 @@ func TestReadsMakeNothing(t *testing.T) {
 }
 
 func TestGetManyOfManyKeys(t *testing.T) {
+	t.Parallel()
 	rules := []TopicRule{{Pattern: "state.**", Compaction: true}, {Pattern: "plain"}}
 	b := open(t, Config{Topics: rules})
 	const n = 2_500 // more than one question answers
@@ -171,6 +174,7 @@ func TestGetManyOfManyKeys(t *testing.T) {
 
 // Answers are cut at a number of bytes and asked for again.
 func TestGetManyOfLargePayloads(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	payload := `"` + strings.Repeat("x", 900<<10) + `"`
 	var keys []string
@@ -193,6 +197,7 @@ func TestGetManyOfLargePayloads(t *testing.T) {
 
 // A stream that others made need not allow direct reads.
 func TestGetManyWithoutDirectReads(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	cfg := b.rule("theirs").streamConfig("theirs", &b.cfg)
 	cfg.AllowDirect = false
@@ -241,6 +246,7 @@ func TestReadsOfABucketWithoutDirectReads(t *testing.T) {
 
 // A read that is given up leaves neither a subscription nor a consumer.
 func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	for i := range 2_000 {
 		set(t, b, "state.a", strconv.Itoa(i), "1")
@@ -274,6 +280,7 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 }
 
 func TestTailOfNoTopic(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	err := b.History("no topic").Tail(t.Context(), "", 0, func(*Event) error { return nil })
 	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
@@ -282,6 +289,7 @@ func TestTailOfNoTopic(t *testing.T) {
 }
 
 func TestKeysOfEveryByte(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	keys := []string{"ä", "日本", "host:name:1", "a.b.c", "*", ">", "=", "=41", "\u007f", " ", strings.Repeat("z", 512), strings.Repeat("ß", 256)}
@@ -316,6 +324,7 @@ func TestKeysOfEveryByte(t *testing.T) {
 }
 
 func TestCompactedTopicRefuses(t *testing.T) {
+	t.Parallel()
 	rules := []TopicRule{{Pattern: "state.**", Compaction: true, MaxPayload: 100}}
 	b := open(t, Config{Topics: rules})
 	cases := []struct {
@@ -353,6 +362,7 @@ func TestCompactedTopicRefuses(t *testing.T) {
 }
 
 func TestSubscribersSeeTombstones(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	set(t, b, "state.a", "k", "1")
 	remove(t, b, "state.a", "k")
@@ -370,6 +380,7 @@ func TestSubscribersSeeTombstones(t *testing.T) {
 }
 
 func TestNativeTombstones(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	nc, _ := nativeConn(t, url)
@@ -395,6 +406,7 @@ func TestNativeTombstones(t *testing.T) {
 // What comes from the bucket says the same as what comes from the stream, but for when it was
 // stored.
 func TestFieldsOfBucketAndStreamAgree(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	nc, _ := nativeConn(t, url)
@@ -439,6 +451,7 @@ func TestFieldsOfBucketAndStreamAgree(t *testing.T) {
 }
 
 func TestKeyWhoseEventsAreGone(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	r := set(t, b, "state.a", "k", "1")
 	filled(t, b, "state.a", "k", r)

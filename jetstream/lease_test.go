@@ -17,6 +17,7 @@ import (
 )
 
 func TestMaxInFlightHoldsAcrossTopics(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	topics := []string{"fan.a", "fan.b", "fan.c", "fan.d"}
 	for _, topic := range topics {
@@ -52,6 +53,7 @@ func TestMaxInFlightHoldsAcrossTopics(t *testing.T) {
 }
 
 func TestFilterSettlesWhatItRefuses(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	receipts := publish(t, b, "filter", numbers(300)...)
 	k := take(t, b, "filter", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 2, Filter: func(e *Event) bool { return e.Payload[0] == '9' }})
@@ -66,6 +68,7 @@ func TestFilterSettlesWhatItRefuses(t *testing.T) {
 }
 
 func TestPauseGivesBackWhatHasNotBegun(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	publish(t, one, "pause", numbers(6)...)
@@ -96,6 +99,7 @@ func TestPauseGivesBackWhatHasNotBegun(t *testing.T) {
 }
 
 func TestDrainWaitsForLeases(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "drain", "1", "2")
 	k := take(t, b, "drain", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 1, MaxAttempts: 1})
@@ -121,6 +125,7 @@ func TestDrainWaitsForLeases(t *testing.T) {
 }
 
 func TestALeaseThatTheHubMayHaveLostIsNotSettled(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "fence", "1", "2")
 	k := take(t, b, "fence", "g", SubscribeOptions{From: FromEarliest})
@@ -253,6 +258,7 @@ func holdFarBeyondAckWait(t *testing.T, log *slog.Logger) error {
 }
 
 func TestDeadLetter(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	r := publish(t, b, "poison", `{"n":12345678901234567890}`)[0]
 	k := take(t, b, "poison", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 3})
@@ -305,6 +311,7 @@ func TestDeadLetter(t *testing.T) {
 }
 
 func TestOnlyALostSubscriberDeadLetters(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "end", "1", "2")
 	opts := SubscribeOptions{From: FromEarliest, MaxAttempts: 1}
@@ -342,6 +349,7 @@ func TestOnlyALostSubscriberDeadLetters(t *testing.T) {
 }
 
 func TestOldestLeaseOfAnIDIsSettledFirst(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	for _, topic := range []string{"same.a", "same.b"} {
 		if _, err := b.Publish(t.Context(), topic, []byte(`"`+topic+`"`), PublishOptions{ID: "x"}); err != nil {
@@ -365,6 +373,7 @@ func TestOldestLeaseOfAnIDIsSettledFirst(t *testing.T) {
 }
 
 func TestConsume(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "work", numbers(20)...)
 	var tries atomic.Int64
@@ -402,6 +411,7 @@ func TestConsume(t *testing.T) {
 }
 
 func TestHeldBytesStopThePull(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Limits: Limits{HeldBytes: 64 << 10}, MemoryStorage: true})
 	large := `"` + string(make([]byte, 0, 1)) + "x" + `"`
 	for range 20 {
@@ -428,6 +438,7 @@ func TestHeldBytesStopThePull(t *testing.T) {
 // What was refused, ran out or was given back is still owed when the consumer has to be created
 // again.
 func TestUnsettledEventsSurviveTheirConsumer(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "owed", "0", "1", "2")
 	k := take(t, b, "owed", "g", SubscribeOptions{From: FromEarliest})
@@ -467,6 +478,7 @@ func TestAPausedMemberKeepsItsGroup(t *testing.T) {
 }
 
 func TestADeadLetterThatIsTooBigIsStoredWithoutItsPayload(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
 	topic := "huge"
 	publish(t, b, topic, "1")
@@ -486,6 +498,7 @@ func TestADeadLetterThatIsTooBigIsStoredWithoutItsPayload(t *testing.T) {
 }
 
 func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	const n = 200
 	publish(t, b, "twice", numbers(n)...)
@@ -514,6 +527,7 @@ func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
 }
 
 func TestCloseCarriesDeadLetters(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	b, other := open(t, Config{URL: url}), open(t, Config{URL: url})
 	const n = 300
@@ -534,6 +548,7 @@ func TestCloseCarriesDeadLetters(t *testing.T) {
 }
 
 func TestModackDuringTheWriteCounts(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "early", "1")
 	k := take(t, b, "early", "g", SubscribeOptions{From: FromEarliest})

@@ -164,6 +164,7 @@ func fillListed(tb testing.TB, b *Bus, topic string, n int) {
 // TestListingReadsAhead wants one reader for a listing from its second page on; another one where
 // that is lost.
 func TestListingReadsAhead(t *testing.T) {
+	t.Parallel()
 	const topic, keys, limit = "state.ahead", 6_000, 500
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
@@ -205,6 +206,7 @@ func TestListingReadsAhead(t *testing.T) {
 
 // TestListingsBeyondTheReaders has more listings at a time than readers.
 func TestListingsBeyondTheReaders(t *testing.T) {
+	t.Parallel()
 	const topic, keys, listings, limit = "state.many", 1_000, 12, 50
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules, Limits: Limits{ListingReaders: 3}})
@@ -238,6 +240,7 @@ func TestListingsBeyondTheReaders(t *testing.T) {
 // TestListingOfLargeEntries has entries that do not fit into what is fetched together, alone or
 // with others.
 func TestListingOfLargeEntries(t *testing.T) {
+	t.Parallel()
 	const topic, keys = "state.large", 24
 	b := open(t, Config{Topics: compactedRules, Limits: Limits{MaxPayload: 3 << 20}})
 	payload := `"` + strings.Repeat("x", 3<<20-2) + `"`
@@ -259,6 +262,7 @@ func TestListingOfLargeEntries(t *testing.T) {
 // TestRecordsOfListings wants the records of a listing gone some time after its end, and those of
 // others left.
 func TestRecordsOfListings(t *testing.T) {
+	t.Parallel()
 	const topic = "state.records"
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
@@ -303,6 +307,7 @@ func TestRecordsOfListings(t *testing.T) {
 }
 
 func TestListingCursor(t *testing.T) {
+	t.Parallel()
 	c := newListingCursor("a.b", time.Unix(1, 2), 3)
 	c.pos, c.last = 4, 5
 	got, err := parseListingCursor(c.text(), "a.b")
@@ -348,6 +353,7 @@ func FuzzListingCursor(f *testing.F) {
 }
 
 func TestListingBounds(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	for _, limit := range []int{-1, 0, 1_001} {
 		if _, err := b.Keys("state.a").List(t.Context(), ListOptions{Limit: limit}); err == nil || !strings.Contains(err.Error(), fmt.Sprint("limit is ", limit)) {

@@ -30,6 +30,7 @@ func makes(t *testing.T, b *Bus, topic, group string, opts SubscribeOptions) str
 
 // What a client has made counts on all hubs, and after all of them were started again.
 func TestGroupsThatExistCountForTheirMaker(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	obs := &counter{}
 	limits := Limits{ClientGroups: 5, GroupsPerClient: 1000}
@@ -80,6 +81,7 @@ func TestGroupsThatExistCountForTheirMaker(t *testing.T) {
 // Groups that ended by their TTL, and those of deleted topics, count no more, and it is free to
 // make one again.
 func TestGroupsThatEndedCountNoMore(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Limits: Limits{ClientGroups: 3, GroupsPerClient: 4}})
 	tab := SubscribeOptions{CountFor: "jwt:eve", GroupTTL: minGroupTTL}
 	for i := range 3 {
@@ -133,6 +135,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 
 // New groups are rationed on each hub as new topics are, and what is refused leaves nothing behind.
 func TestNewGroupsAreRationed(t *testing.T) {
+	t.Parallel()
 	obs := &counter{}
 	b := open(t, Config{Observer: obs, Limits: Limits{GroupsPerClient: 3}})
 	eve := SubscribeOptions{CountFor: "jwt:eve"}
@@ -156,6 +159,7 @@ func TestNewGroupsAreRationed(t *testing.T) {
 // Clients do not get the last places of a stream, and no client gets more than half of them: one
 // stream holds all dead letters.
 func TestAStreamKeepsRoom(t *testing.T) {
+	t.Parallel()
 	obs := &counter{}
 	b := open(t, Config{Observer: obs, Limits: Limits{StreamGroups: 10, GroupsPerClient: 1000}})
 	eve, bob := SubscribeOptions{CountFor: "jwt:eve"}, SubscribeOptions{CountFor: "jwt:bob"}
@@ -189,6 +193,7 @@ func TestAStreamKeepsRoom(t *testing.T) {
 
 // A stream of another NATS that was made by others has the limit of its server.
 func TestRoomOnForeignStreams(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
 	for have, want := range map[int]int{-1: 900, 0: 900, 100: 90, 20_000: 10_000, 11_000: 10_000, 1: 1} {
 		if got := b.roomFor(&natsjs.StreamConfig{MaxConsumers: have}); got != want {

@@ -10,6 +10,7 @@ import (
 // A hub may be told late of a move, when its members are on a newer consumer already. That must not
 // move the group.
 func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "late", numbers(4)...)
 	if err := b.Group("late", "g").Seek(t.Context(), FromEarliest); err != nil {
@@ -43,6 +44,7 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 
 // A group in memory leaves nothing on disk, so it keeps its name, and no pointer stays behind.
 func TestAGroupWithTTLThatWasDeletedKeepsItsName(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "ttl", "1")
 	k := take(t, b, "ttl", "tab-1", SubscribeOptions{GroupTTL: time.Minute, From: FromEarliest})

@@ -10,6 +10,7 @@ import (
 )
 
 func TestKeyTokenRoundTrip(t *testing.T) {
+	t.Parallel()
 	check := func(key string) bool {
 		token := keyToken(key)
 		if key != "" && !natsserver.IsValidLiteralSubject(token) || strings.ContainsAny(token, ".*> ") {
@@ -33,6 +34,7 @@ func TestKeyTokenRoundTrip(t *testing.T) {
 
 // A native client may write any token: it has a key all the same.
 func TestTokenKeyOfForeignTokens(t *testing.T) {
+	t.Parallel()
 	for token, want := range map[string]string{"plain": "plain", "=": "=", "=4": "=4", "=zz": "=zz", "=3a": "=3a", "a=41": "aA", "a:b": "a:b"} {
 		if got := tokenKey(token); got != want {
 			t.Errorf("tokenKey(%q) = %q, want %q", token, got, want)
@@ -41,6 +43,7 @@ func TestTokenKeyOfForeignTokens(t *testing.T) {
 }
 
 func TestObjectNamesAreDistinctWhereCaseIsFolded(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("x", 300)
 	names := []string{"ops", "Ops", "OPS", "o.ps", "o ps", "o=ps", "=4F", "\x4f", "ops~2", "ops@a", long, long + "y", strings.ToUpper(long), "дом", "Дом"}
 	seen := map[string]string{}
@@ -57,6 +60,7 @@ func TestObjectNamesAreDistinctWhereCaseIsFolded(t *testing.T) {
 }
 
 func TestValidTopic(t *testing.T) {
+	t.Parallel()
 	for _, ok := range []string{"a", "a.b", "A-1_b.c", strings.Repeat("a", 251)} {
 		if err := ValidTopic(ok); err != nil {
 			t.Errorf("%q: %v", ok, err)
@@ -71,6 +75,7 @@ func TestValidTopic(t *testing.T) {
 }
 
 func TestValidGroup(t *testing.T) {
+	t.Parallel()
 	for _, ok := range []string{"g", "a group", "груп", "a.b>*", strings.Repeat("g", 128)} {
 		if err := ValidGroup(ok); err != nil {
 			t.Errorf("%q: %v", ok, err)
@@ -84,6 +89,7 @@ func TestValidGroup(t *testing.T) {
 }
 
 func TestRuleMatches(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		pattern, topic string
 		want           bool
@@ -112,6 +118,7 @@ func TestRuleMatches(t *testing.T) {
 }
 
 func TestRuleCheck(t *testing.T) {
+	t.Parallel()
 	for _, bad := range []TopicRule{{Pattern: ""}, {Pattern: "a.**.b"}, {Pattern: "a..b"}, {Pattern: "a.b*"}, {Pattern: "a", Family: "Not Lower"}, {Pattern: "**", Family: "all"}, {Pattern: "a", MaxAge: -1}} {
 		if len(bad.validate()) == 0 {
 			t.Errorf("%+v is accepted", bad)
@@ -124,6 +131,7 @@ func TestRuleCheck(t *testing.T) {
 }
 
 func TestParseAckSubject(t *testing.T) {
+	t.Parallel()
 	want := deliveryMeta{delivered: 3, streamSeq: 42, order: 7, storedAt: 1700000000000000001}
 	for _, s := range []string{
 		"$JS.ACK.a=2Eb.grp.3.42.7.1700000000000000001.5",
@@ -143,6 +151,7 @@ func TestParseAckSubject(t *testing.T) {
 }
 
 func TestFenceKeepsItsOrder(t *testing.T) {
+	t.Parallel()
 	for _, ackWait := range []time.Duration{time.Second, 3 * time.Second, 15 * time.Second, 30 * time.Second, time.Hour} {
 		f := newFence(ackWait)
 		if f.retry <= 0 || f.touch <= f.retry || f.usable <= f.touch || ackWait <= f.usable {

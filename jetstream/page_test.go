@@ -71,6 +71,7 @@ func fill(tb testing.TB, b *Bus, topic string, events, keys int, rnd *rand.Rand)
 }
 
 func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	rnd := rand.New(rand.NewPCG(1, 2))
 	want := fill(t, b, "state.a", 3_000, 1_500, rnd)
@@ -176,6 +177,7 @@ func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 // TestEachBesideWriters wants every key in every walk. Few keys are read by direct gets, many
 // through a consumer.
 func TestEachBesideWriters(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ keys, walks int }{{40, 30}, {3_000, 2}} {
 		t.Run(strconv.Itoa(c.keys), func(t *testing.T) {
 			b := open(t, Config{Topics: compactedRules})
@@ -201,6 +203,7 @@ func TestEachBesideWriters(t *testing.T) {
 
 // TestGetManyBesideWriters asks for more than one direct get holds.
 func TestGetManyBesideWriters(t *testing.T) {
+	t.Parallel()
 	const keys = 24
 	b := open(t, Config{Topics: compactedRules})
 	defer busy(t, b, keys, `"`+strings.Repeat("x", 2*directBytes/keys)+`"`)()
@@ -216,6 +219,7 @@ func TestGetManyBesideWriters(t *testing.T) {
 }
 
 func TestPageBounds(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))
 	for _, c := range []struct{ offset, limit int }{{-1, 1}, {0, 0}, {0, 1_001}} {
@@ -238,6 +242,7 @@ func TestPageBounds(t *testing.T) {
 // TestLatestPageIsBoundedInBytes has more in a page than it may hold: it ends early, and the next
 // one goes on there.
 func TestLatestPageIsBoundedInBytes(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	const keys = 40
 	payload := `"` + strings.Repeat("x", 1<<20-2) + `"`

@@ -9,6 +9,7 @@ import (
 
 // TestSubjectsOfPatterns compares the subjects of patterns with the topics that these match.
 func TestSubjectsOfPatterns(t *testing.T) {
+	t.Parallel()
 	for pattern, want := range map[string]string{
 		"a.b":  "event.a.b keyed.*.a.b",
 		"a.*":  "event.a.* keyed.*.a.*",
@@ -57,6 +58,7 @@ func TestSubjectsOfPatterns(t *testing.T) {
 // TestPermissionsHaveABound writes the permissions of rights that need more subjects than one
 // message holds.
 func TestPermissionsHaveABound(t *testing.T) {
+	t.Parallel()
 	yes := func(string) bool { return true }
 	join := func(string, string) bool { return true }
 	rights := &NativeRights{Publish: yes, Read: yes, Join: join, Inspect: join, MayJoin: yes}
@@ -88,6 +90,7 @@ func TestPermissionsHaveABound(t *testing.T) {
 
 // TestNoRightsAllowNothing has rights that allow nothing yield no subject to publish to.
 func TestNoRightsAllowNothing(t *testing.T) {
+	t.Parallel()
 	no := func(string) bool { return false }
 	none := func(string, string) bool { return false }
 	w := &permissionWriter{
@@ -103,6 +106,7 @@ func TestNoRightsAllowNothing(t *testing.T) {
 // TestNobodyPullsFromOrderedGroups has a client with every right neither pull from the consumer of
 // an ordered group nor settle its events, and not reach what hubs say to each other.
 func TestNobodyPullsFromOrderedGroups(t *testing.T) {
+	t.Parallel()
 	yes := func(string) bool { return true }
 	join := func(string, string) bool { return true }
 	w := &permissionWriter{

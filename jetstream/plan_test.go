@@ -71,6 +71,7 @@ func makeStream(tb testing.TB, b *Bus, cfg natsjs.StreamConfig) {
 }
 
 func TestApplyMakesWhatRulesName(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{
 		{Pattern: "orders", MaxAge: time.Hour, MaxBytes: 1 << 20, MaxMsgs: 1000, DuplicateWindow: time.Minute, MaxPayload: 1 << 10, Storage: StorageMemory},
 		{Pattern: "user.*", Family: "users"},
@@ -116,6 +117,7 @@ func TestApplyMakesWhatRulesName(t *testing.T) {
 }
 
 func TestNothingIsDeletedUnlessTold(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	before := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "t.*"}, {Pattern: "f.*", Family: "f"}}})
 	publish(t, before, "t.a", numbers(10)...)
@@ -161,6 +163,7 @@ func TestNothingIsDeletedUnlessTold(t *testing.T) {
 // TestNoRuleDeletesByItself tries many pairs of rules: after ApplyTopics without deletion no bound
 // is narrower, and all events are there.
 func TestNoRuleDeletesByItself(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -197,6 +200,7 @@ func TestNoRuleDeletesByItself(t *testing.T) {
 
 // TestApplyKeepsWhatOthersChangedMeanwhile: the plan is old when it is carried out.
 func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, DuplicateWindow: time.Minute}}})
 	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 30 * time.Minute, AllowDirect: true, Duplicates: time.Second})
 	inv, err := b.takeInventory(t.Context())
@@ -219,6 +223,7 @@ func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 }
 
 func TestWhatCannotBeDone(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{
 		{Pattern: "memory", Storage: StorageMemory, MaxAge: time.Hour},
 		{Pattern: "queue"},
@@ -254,6 +259,7 @@ func TestWhatCannotBeDone(t *testing.T) {
 }
 
 func TestSubjectsGrowWithTheFamily(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	before := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}}})
 	publish(t, before, "user.a", "1")
@@ -270,6 +276,7 @@ func TestSubjectsGrowWithTheFamily(t *testing.T) {
 
 // TestOneFailureStopsNothing: one server alone keeps no three copies.
 func TestOneFailureStopsNothing(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	publish(t, open(t, Config{URL: url}), "t", "1")
 	b := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "new", Replicas: 3}, {Pattern: "t", Replicas: 3, MaxAge: 30 * 24 * time.Hour}, {Pattern: "fine"}}})
@@ -282,6 +289,7 @@ func TestOneFailureStopsNothing(t *testing.T) {
 }
 
 func TestBucketsOfTopicsThatExist(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url})
 	// As a hub left it that knew of no compaction.
@@ -305,6 +313,7 @@ func TestBucketsOfTopicsThatExist(t *testing.T) {
 }
 
 func TestTwoHubsApplyAtOnce(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	var rules []TopicRule
 	for i := range 20 {
@@ -336,6 +345,7 @@ func TestTwoHubsApplyAtOnce(t *testing.T) {
 }
 
 func TestDriftIsReportedAndUsed(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	var log bytes.Buffer
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, MaxMsgs: 5}}})

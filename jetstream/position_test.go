@@ -8,6 +8,7 @@ import (
 
 // A position that no topic has is refused wherever one is taken, and nothing is made.
 func TestPositionsThatNoTopicHas(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	for name, at := range map[string]Position{
 		"no time":     FromTime(time.Time{}),

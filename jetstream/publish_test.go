@@ -12,6 +12,7 @@ import (
 )
 
 func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	p := b.NewPublisher()
 	const n = 5_000
@@ -41,6 +42,7 @@ func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
 }
 
 func TestSameIDIsStoredOnce(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}})
 	for _, topic := range []string{"alone", "fam.one", "fam.two"} {
 		first, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{ID: "x", Key: "k1"})
@@ -68,6 +70,7 @@ func TestSameIDIsStoredOnce(t *testing.T) {
 }
 
 func TestExpectKeySequence(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	at := func(seq uint64) *uint64 { return &seq }
 	first, err := b.Publish(t.Context(), "state", []byte("1"), PublishOptions{Key: "k", ExpectKeySequence: at(0)})
@@ -91,6 +94,7 @@ func TestExpectKeySequence(t *testing.T) {
 }
 
 func TestOptionsThatWouldPoisonAStreamAreRefused(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	many := map[string]string{}
 	for i := range 65 {
@@ -131,6 +135,7 @@ func TestOptionsThatWouldPoisonAStreamAreRefused(t *testing.T) {
 }
 
 func TestAllFieldsSurvive(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	opts := PublishOptions{
 		ID: "id-1", TS: 0, HasTS: true, Key: "a:b.c d/é\x01*>", SID: "s", Headers: map[string]string{"Trace-Id": "ü", "x": ""},
@@ -151,6 +156,7 @@ func TestAllFieldsSurvive(t *testing.T) {
 }
 
 func TestADeletedStreamIsMadeAnew(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "gone", "1")
 	if err := b.js.DeleteStream(t.Context(), "gone"); err != nil {
@@ -164,6 +170,7 @@ func TestADeletedStreamIsMadeAnew(t *testing.T) {
 }
 
 func TestLimitsOfTopics(t *testing.T) {
+	t.Parallel()
 	obs := &counter{}
 	b := open(t, Config{Observer: obs, Limits: Limits{Topics: 4, TopicsPerClient: 2}})
 	code := func(err error) string {
@@ -208,6 +215,7 @@ func TestLimitsOfTopics(t *testing.T) {
 }
 
 func TestPayloadLimit(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	if _, err := b.Publish(t.Context(), "big", make([]byte, 1<<20), PublishOptions{Headers: map[string]string{"a": strings.Repeat("x", 16<<10-1)}}); err != nil {
 		t.Error(err)
@@ -219,6 +227,7 @@ func TestPayloadLimit(t *testing.T) {
 }
 
 func TestCloseTwice(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "a", "1")
 	for range 2 {
@@ -238,6 +247,7 @@ func TestCloseTwice(t *testing.T) {
 }
 
 func TestAForeignStreamIsNotShown(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	if _, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "payroll", Subjects: []string{"secret.>"}}); err != nil {
 		t.Fatal(err)
@@ -268,6 +278,7 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 }
 
 func TestCovers(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		pattern, subject string
 		want             bool

@@ -11,6 +11,7 @@ import (
 // TestQuestionsAgainstAMap compares with the obvious form: numbers that were answered, or were
 // never given, find nobody.
 func TestQuestionsAgainstAMap(t *testing.T) {
+	t.Parallel()
 	type waits struct {
 		who      asker
 		deadline int64

@@ -41,6 +41,7 @@ const (
 // What was confirmed is what a read of its key gives, or something newer: through any hub, under
 // load, removed keys included.
 func TestReadYourWrite(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	r := &readback{tries: *rywTries}
 	for range 2 {

@@ -115,6 +115,7 @@ func ackDuringChangesOfLeader(t *testing.T, b *Bus, topic string) (again, events
 
 // The acknowledgements that are kept are the newest, and not older than they must be.
 func TestRecentAcks(t *testing.T) {
+	t.Parallel()
 	var a recentAcks
 	reply := func(i int) string { return strconv.Itoa(i) }
 	for i := range 25 {

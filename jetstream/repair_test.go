@@ -145,6 +145,7 @@ func TestRepairOfTheSameKeyAgain(t *testing.T) {
 }
 
 func TestRepairMakesABucketThatIsGone(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules, bucketCheck: time.Hour})
 	for i := range 10 {
 		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
@@ -170,6 +171,7 @@ func TestRepairMakesABucketThatIsGone(t *testing.T) {
 // A KV bucket that somebody made for something else, before there was a topic of that name, is left
 // alone.
 func TestRepairTakesNoBucketOfOthers(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	_, js := nativeConn(t, url)
 	kv, err := js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "latest_state_a", History: 5})
@@ -200,6 +202,7 @@ func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 // A bucket whose last event lies beyond the end of the topic's stream is filled again only where
 // the server tells streams apart.
 func TestBucketThatStandsBeyondTheStream(t *testing.T) {
+	t.Parallel()
 	for at, stale := range map[origin]bool{{seq: 7}: true, {seq: 6}: false, {seq: 7, ident: "abc"}: false} {
 		if at.beyond(6) != stale {
 			t.Errorf("%+v: got %t", at, !stale)

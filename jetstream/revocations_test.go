@@ -62,6 +62,7 @@ func put(t *testing.T, b *Bus, key, value string, life time.Duration) {
 
 // TestRevocationsReachAllHubs has two hubs on a server that is restarted.
 func TestRevocationsReachAllHubs(t *testing.T) {
+	t.Parallel()
 	server := natstest.Start(t)
 	one, two := open(t, Config{URL: server.URL()}), open(t, Config{URL: server.URL()})
 	put(t, one, "sub.a", "early", time.Hour)
@@ -132,6 +133,7 @@ func TestRevocationsEnd(t *testing.T) {
 
 // TestRevocationsAreBounded fills the bucket.
 func TestRevocationsAreBounded(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	put(t, b, "jti.0", "1", time.Hour)
 	config := b.js

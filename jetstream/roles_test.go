@@ -9,6 +9,7 @@ import (
 const maxMethods = 12
 
 func TestTypesHaveFewMethods(t *testing.T) {
+	t.Parallel()
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[*Bus](), reflect.TypeFor[*Group](), reflect.TypeFor[*Bookmarks](), reflect.TypeFor[*Keys](), reflect.TypeFor[*History](), reflect.TypeFor[*Admin](), reflect.TypeFor[*NATS](), reflect.TypeFor[*Groups](),
 		reflect.TypeFor[*Collections](), reflect.TypeFor[*Collection](), reflect.TypeFor[*Publisher](), reflect.TypeFor[*Subscription](),

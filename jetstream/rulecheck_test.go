@@ -10,6 +10,7 @@ import (
 )
 
 func TestRulesThatAreRefused(t *testing.T) {
+	t.Parallel()
 	alone := natstest.Embed(t, t.TempDir())
 	if err := (&Config{Server: alone}).validate(); err != nil {
 		t.Fatal(err)
@@ -78,6 +79,7 @@ func TestRulesThatAreRefused(t *testing.T) {
 // TestDefaultRuleComesAfterBuiltIn: who says what holds for all other topics does not mean dead
 // letters.
 func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
+	t.Parallel()
 	cfg := Config{Topics: []TopicRule{{Pattern: "a.b"}, {Pattern: "**", MaxMsgs: 7}}}
 	b := &Bus{rules: cfg.allRules()}
 	for topic, want := range map[string]TopicRule{
@@ -106,6 +108,7 @@ func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 }
 
 func TestPatternsMeet(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		a, b             string
 		meet, aAll, bAll bool
@@ -138,6 +141,7 @@ func TestPatternsMeet(t *testing.T) {
 }
 
 func TestTexts(t *testing.T) {
+	t.Parallel()
 	for d, want := range map[time.Duration]string{
 		0: "none", 30 * time.Second: "30s", 2 * time.Minute: "2m", time.Hour: "1h", 90 * time.Minute: "1h30m", 36 * time.Hour: "1d12h",
 		7 * 24 * time.Hour: "7d", 24*time.Hour + time.Second: "1d1s", 100 * time.Millisecond: "100ms", 10 * time.Minute: "10m", 20 * time.Hour: "20h",

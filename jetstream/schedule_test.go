@@ -64,6 +64,7 @@ func delayCode(err error) string {
 }
 
 func TestDelayedEventIsStoredWhenDue(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{
 		{Pattern: "few", MaxMsgs: 2}, {Pattern: "keyed", Compaction: true}, {Pattern: "fam.**", Family: "fam"},
 	}})
@@ -155,6 +156,7 @@ func TestDelayedEventIsTheNewestOfItsKeyWhenDue(t *testing.T) {
 }
 
 func TestDelayInThePastMeansNow(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	for i, opts := range []PublishOptions{{At: time.Now().Add(-time.Hour)}, {At: time.UnixMilli(0)}, {At: time.Now()}} {
 		r, err := b.Publish(t.Context(), "now", []byte("1"), opts)
@@ -165,6 +167,7 @@ func TestDelayInThePastMeansNow(t *testing.T) {
 }
 
 func TestBadDelaysAreRefused(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Limits: Limits{MaxDelay: time.Hour}})
 	seq := uint64(0)
 	for msg, opts := range map[string]PublishOptions{
@@ -188,6 +191,7 @@ func TestBadDelaysAreRefused(t *testing.T) {
 
 // A server that is too old makes the stream without the setting, as here somebody else did.
 func TestDelayNeedsMessageSchedules(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url})
 	if _, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: delayedStream, Subjects: []string{delayedPrefix + ">"}}); err != nil {
@@ -203,6 +207,7 @@ func TestDelayNeedsMessageSchedules(t *testing.T) {
 }
 
 func TestDelayedEventCanBeCancelled(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	p := b.NewPublisher()
 	if err := p.Cancel(t.Context(), "t", "none"); !errors.Is(err, ErrNotFound) {
@@ -330,6 +335,7 @@ func TestDelayedEventsSurviveARestartOfTheEmbeddedServer(t *testing.T) {
 // one, which finds it in its topic, also beyond the duplicate window. A native client plays the hub
 // that dies.
 func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
+	t.Parallel()
 	for _, forgets := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the server forgets deliveries %v", forgets), func(t *testing.T) {
 			t.Parallel()
@@ -392,6 +398,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 }
 
 func TestDelayedEventsAreCounted(t *testing.T) {
+	t.Parallel()
 	url := natsServer(t)
 	watch := &counter{}
 	b := open(t, Config{URL: url, Observer: watch, Limits: Limits{DelayedPerClient: 5, Delayed: 8}})
@@ -430,6 +437,7 @@ func TestDelayedEventsAreCounted(t *testing.T) {
 }
 
 func TestDelayedEventsDisturbNoReader(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	k := take(t, b, "t", "g", SubscribeOptions{})
 	for i := range 20 {

@@ -128,6 +128,7 @@ func TestDeliveriesBehindAHeldLinkAreNotHandedOut(t *testing.T) {
 // The answer is never later than the moment in which the first delivery with a higher number
 // arrived, and not much earlier.
 func TestSentTimes(t *testing.T) {
+	t.Parallel()
 	const ackWait = int64(30 * time.Second)
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -169,6 +170,7 @@ func TestSentTimes(t *testing.T) {
 
 // A server that was killed counts from an older number. Once the hub knows, deliveries are new.
 func TestSentTimesOfAServerThatForgot(t *testing.T) {
+	t.Parallel()
 	const ackWait = int64(30 * time.Second)
 	at := func(seconds int64) int64 { return seconds * int64(time.Second) }
 	var s sentTimes

@@ -113,6 +113,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 // While nothing can be written the server is left alone, and a bus that closes does not wait for a
 // disk.
 func TestNoRestartWithoutRoom(t *testing.T) {
+	t.Parallel()
 	seen := &restarts{n: make(chan struct{}, 10)}
 	dir := t.TempDir()
 	server := natstest.Embed(t, dir, func(c *embedded.Config) { c.StorageCheck = 5 * time.Millisecond })

@@ -61,6 +61,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 // An event that ends before it is known which attempt it is holds nothing back that arrived behind
 // it.
 func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "behind", "again")
 	k := take(t, b, "behind", "g", SubscribeOptions{From: FromEarliest})
@@ -99,6 +100,7 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 // it. Then it cannot be read yet, and its dead letter had no payload. One that was removed is not
 // waited for.
 func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "early", "1", "2")
 	topic, _, err := b.freshExisting(t.Context(), "early")

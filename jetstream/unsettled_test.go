@@ -51,6 +51,7 @@ func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
 
 // What a pause gives back is unsettled.
 func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	for round := range 40 {
 		topic := "t" + string(rune('a'+round%26)) + string(rune('a'+round/26))
@@ -133,6 +134,7 @@ func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 // A last failure whose letter is not stored is no end: the event comes again, also when the
 // consumer is lost meanwhile.
 func TestALetterThatIsNotStoredLosesNoEvent(t *testing.T) {
+	t.Parallel()
 	srv := natstest.Start(t)
 	b := open(t, Config{URL: srv.URL(), Connections: 1})
 	publish(t, b, "t", "bad")
@@ -168,6 +170,7 @@ func TestALetterThatIsNotStoredLosesNoEvent(t *testing.T) {
 
 // A note that could not be stored in time does not overwrite a newer one.
 func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	l := b.links[0]
 	subject := "$KV." + attemptsBucket + ".s.g.0.1"
@@ -185,6 +188,7 @@ func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 
 // Others ask for the members of a group while a subscription joins it.
 func TestAMemberJoinsWhileOthersAreAsked(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 2})
 	publish(t, b, "a", "x")
 	publish(t, b, "b", "x")
@@ -219,6 +223,7 @@ func TestAMemberJoinsWhileOthersAreAsked(t *testing.T) {
 
 // While the attempt of the oldest event is asked for, a subscription takes no more than its share.
 func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	publish(t, b, "a", numbers(300)...)
 	publish(t, b, "b", "x")
@@ -254,6 +259,7 @@ func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 // A group in memory is known to all hubs as soon as its first member is: when its server is killed
 // a moment later, another hub that creates the group again goes on where it began.
 func TestANewGroupInMemoryOutlivesItsServer(t *testing.T) {
+	t.Parallel()
 	srv := natstest.Start(t)
 	a := open(t, Config{URL: srv.URL(), Connections: 1})
 	publish(t, a, "t", "before")

@@ -80,6 +80,7 @@ func (w *watcher) shows(key, value string) {
 }
 
 func TestWatchGivesWhatIsPresentAndThenChanges(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	empty := watchState(t, b) // which makes the topic
 	eventually(t, "the watch of nothing says so", func() bool {
@@ -115,6 +116,7 @@ func TestWatchGivesWhatIsPresentAndThenChanges(t *testing.T) {
 // TestWatchShowsEveryKeyBesideWriters wants every key that is there before it is told that these
 // are all.
 func TestWatchShowsEveryKeyBesideWriters(t *testing.T) {
+	t.Parallel()
 	const keys, watches = 40, 20
 	for _, watched := range [][]string{nil, {"3", "17", "39"}} {
 		t.Run(fmt.Sprint(watched), func(t *testing.T) {
@@ -145,6 +147,7 @@ func TestWatchShowsEveryKeyBesideWriters(t *testing.T) {
 var errAll = errors.New("these are all")
 
 func TestWatchReturnsTheErrorOfItsFunction(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	stop := errors.New("stop")
 	if err := b.Keys("state.a").Watch(t.Context(), nil, func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
@@ -161,6 +164,7 @@ func TestWatchReturnsTheErrorOfItsFunction(t *testing.T) {
 }
 
 func TestWatchEndsWithTheBus(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	w := watchState(t, b)
 	r := set(t, b, "state.a", "k", "1")
@@ -181,6 +185,7 @@ func TestWatchEndsWithTheBus(t *testing.T) {
 // Readers that boot at any moment while several write end with what the stream ends with, and never
 // go back.
 func TestWatchHasNoGap(t *testing.T) {
+	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	const writers, keys, each, unconfirmed = 4, 50, 500, 100
 	set(t, b, "state.a", "0", "0")

@@ -27,6 +27,7 @@ type mapping struct {
 }
 
 func TestMapping(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("../../testdata/subjects.json")
 	if err != nil {
 		t.Fatal(err)
@@ -89,6 +90,7 @@ func TestMapping(t *testing.T) {
 }
 
 func TestKeyTokensComeBack(t *testing.T) {
+	t.Parallel()
 	check := func(key string) bool {
 		token := native.KeyToken(key)
 		if key != "" && !natsserver.IsValidLiteralSubject(token) || strings.ContainsAny(token, ".*> ") {
@@ -103,6 +105,7 @@ func TestKeyTokensComeBack(t *testing.T) {
 }
 
 func TestFieldsAreChecked(t *testing.T) {
+	t.Parallel()
 	for want, f := range map[string]native.Fields{
 		"id is not valid UTF-8":           {ID: "\xff"},
 		"id has the form":                 {ID: "a@1"},

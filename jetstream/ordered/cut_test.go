@@ -15,6 +15,7 @@ import (
 // TestCutWithBacklog cuts the connections of the owner while more waits in the stream than its
 // window has: what it had comes again before anything else of the same key.
 func TestCutWithBacklog(t *testing.T) {
+	t.Parallel()
 	srv := natstest.Run(t)
 	b := startHubWith(t, srv.ClientURL(), 3*time.Second, func(cfg *jetstream.Config) { cfg.Limits.OrderedWindow = 20 })
 	const keys, each = 10, 12

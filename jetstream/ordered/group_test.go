@@ -232,6 +232,7 @@ func settledAll(tb testing.TB, b *jetstream.Bus) {
 
 // TestGroup has members on one hub, and on three, one of which owns the group.
 func TestGroup(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d hubs", n), func(t *testing.T) {
 			all := hubs(t, n)
@@ -254,6 +255,7 @@ func TestGroup(t *testing.T) {
 
 // TestGroupMismatch joins an ordered group as another, and the other way round.
 func TestGroupMismatch(t *testing.T) {
+	t.Parallel()
 	b := hubs(t, 1)[0]
 	join := func(group string, opts jetstream.SubscribeOptions) error {
 		s, err := b.Subscribe(t.Context(), topic, group, opts, func(*jetstream.Held) {})

@@ -39,6 +39,7 @@ func ownedBy(tb testing.TB, b *jetstream.Bus, topic string) {
 // acknowledge events as fast as they can. An event whose acknowledgement was taken does not come
 // again, although many are on their way to the owner.
 func TestAcknowledgedAtAHandOver(t *testing.T) {
+	t.Parallel()
 	url := natstest.Run(t).ClientURL()
 	stays := startHubWith(t, url, wait/3)
 	for round := range 3 {
@@ -95,6 +96,7 @@ func TestAcknowledgedAtAHandOver(t *testing.T) {
 // TestDelayAtAHandOver refuses an event with a delay, and closes the hub that owns the group. The
 // event comes to the member of another hub when the delay is over, and those of its key after it.
 func TestDelayAtAHandOver(t *testing.T) {
+	t.Parallel()
 	for _, delay := range []time.Duration{500 * time.Millisecond, 4 * time.Second} {
 		t.Run(delay.String(), func(t *testing.T) { delayAtAHandOver(t, delay) })
 	}
@@ -156,6 +158,7 @@ func delayAtAHandOver(t *testing.T, delay time.Duration) {
 
 // TestOneConsumerAGroup has members of many ordered groups on two hubs: each group is one consumer.
 func TestOneConsumerAGroup(t *testing.T) {
+	t.Parallel()
 	const groups = 20
 	srv := natstest.Run(t)
 	a, b := startHub(t, srv.ClientURL()), startHub(t, srv.ClientURL())

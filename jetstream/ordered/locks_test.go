@@ -119,6 +119,7 @@ func (r *reference) settle(pos uint64) {
 // TestLocks does at random what an owner of a group does, and compares it with the reference: no
 // key is held by two, the order of each key is kept, other keys go on, and a slot has one member.
 func TestLocks(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(60) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		slots := 1 + random.IntN(16)
@@ -238,6 +239,7 @@ func TestLocks(t *testing.T) {
 
 // TestShed has more events of one key wait than are kept whole.
 func TestShed(t *testing.T) {
+	t.Parallel()
 	l := ordered.New[string](4)
 	l.SetMembers([]string{"m"})
 	shed := 0
@@ -269,6 +271,7 @@ func TestShed(t *testing.T) {
 
 // TestPrefer gives members back the slots that they had at the owner before.
 func TestPrefer(t *testing.T) {
+	t.Parallel()
 	l := ordered.New[int](4)
 	l.Prefer("b", []int{0, 2})
 	l.Prefer("a", []int{1, 2, 3, 9, -1})
@@ -281,6 +284,7 @@ func TestPrefer(t *testing.T) {
 
 // TestMove lets a slot drain before it moves, and stay when the other member leaves first.
 func TestMove(t *testing.T) {
+	t.Parallel()
 	l := ordered.New[int](1)
 	l.SetMembers([]string{"a"})
 	l.Changes()

@@ -241,6 +241,7 @@ func (l *ledger) until(settled int, within time.Duration) {
 // frozen twice: for less than it takes until another hub may have its group, and for longer. No key
 // is held by two, none is out of order, and nothing is lost.
 func TestOwnersDie(t *testing.T) {
+	t.Parallel()
 	keys, each := 100, 60
 	told := members{AckWait: 3 * time.Second, Lease: 2 * time.Second}
 	told.Work = 300 * time.Millisecond // the work lasts longer than what happens meanwhile
@@ -306,6 +307,7 @@ func TestOwnersDie(t *testing.T) {
 // TestHandOver closes the hub that owns a group, again and again, while members work. An AckWait
 // that is longer than the test shows that the next owner does not wait for it.
 func TestHandOver(t *testing.T) {
+	t.Parallel()
 	url := natstest.Run(t).ClientURL()
 	start := func() *jetstream.Bus { return startHubWith(t, url, 2*wait) }
 	stays := start()
@@ -328,6 +330,7 @@ func TestHandOver(t *testing.T) {
 
 // TestPoison has an event that always fails: it becomes a dead letter, and its key goes on.
 func TestPoison(t *testing.T) {
+	t.Parallel()
 	b := hubs(t, 1)[0]
 	publishKeys(t, b, 3, 5)
 	var mu sync.Mutex
@@ -393,6 +396,7 @@ func TestPoison(t *testing.T) {
 // one comes after the time that others have to wait, it is given events at once: its hub knows
 // since when the owner is gone.
 func TestAMemberComesLate(t *testing.T) {
+	t.Parallel()
 	told := members{AckWait: 3 * time.Second, Lease: 2 * time.Second, Work: 200 * time.Millisecond, Expiry: time.Second, Churn: time.Minute, N: 1, Name: "a", Count: 1}
 	l := newLedger(t)
 	told.URL, told.Book = natstest.Run(t).ClientURL(), l.path

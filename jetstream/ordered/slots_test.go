@@ -12,6 +12,7 @@ import (
 // TestSlot pins the slots of some keys: other languages, and keys that were hashed by an older hub,
 // depend on them.
 func TestSlot(t *testing.T) {
+	t.Parallel()
 	for key, want := range map[string]int{"a": 31, "local:stt:1234": 8, "é": 19} {
 		if got := ordered.Slot(key, 64); got != want {
 			t.Errorf("slot of %q: %d, want %d", key, got, want)
@@ -22,6 +23,7 @@ func TestSlot(t *testing.T) {
 // TestSlotSpread checks that slots have about as many keys each, and that one slot more moves no
 // key between the others.
 func TestSlotSpread(t *testing.T) {
+	t.Parallel()
 	const keys = 64_000
 	count := make([]int, 64)
 	for i := range keys {
@@ -42,6 +44,7 @@ func TestSlotSpread(t *testing.T) {
 // TestAssign changes the members at random. All slots have a member, no member has two slots more
 // than another, and a member more or less moves no more slots than its share.
 func TestAssign(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		slots := 1 + r.IntN(128)
@@ -93,6 +96,7 @@ func check(t *testing.T, to, members []string) {
 
 // TestNinthMember is the case of the protocol: 8 of 64 slots at most.
 func TestNinthMember(t *testing.T) {
+	t.Parallel()
 	members := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
 	before := ordered.Assign(make([]string, 64), members)
 	after := ordered.Assign(before, append(members, "i"))
