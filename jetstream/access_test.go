@@ -58,6 +58,7 @@ func works(t *testing.T, cfg Config) {
 
 func refused(t *testing.T, cfg Config) {
 	t.Helper()
+	cfg.openWait = time.Second
 	b, err := Open(context.Background(), cfg)
 	if err == nil {
 		_ = b.Close()
@@ -205,7 +206,7 @@ func TestAServerThatLacksSomethingIsRefused(t *testing.T) {
 		"no headers":     {&natsserver.Options{NoHeaderSupport: true}, "no_header_support"},
 		"small messages": {&natsserver.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: 64 << 10}, "max_payload"},
 	} {
-		_, err := Open(context.Background(), Config{URL: guarded(t, c.opts).ClientURL()})
+		_, err := Open(context.Background(), Config{URL: guarded(t, c.opts).ClientURL(), openWait: time.Second})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v", what, err)
 		}

@@ -103,7 +103,7 @@ func (b *Bus) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, 
 // itself: a cluster that starts together with the hub has no leader, or too few servers, for a
 // while.
 func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error) {
-	waiting, cancel := context.WithTimeout(ctx, openWait)
+	waiting, cancel := context.WithTimeout(ctx, b.cfg.openWait)
 	defer cancel()
 	for told := false; ; told = true {
 		value, err := ask()
@@ -111,7 +111,7 @@ func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error
 			return value, err
 		}
 		if !told {
-			b.log.WarnContext(ctx, "the nats cluster is not complete yet; retrying", slog.Duration("for", openWait), slog.Any("error", err))
+			b.log.WarnContext(ctx, "the nats cluster is not complete yet; retrying", slog.Duration("for", b.cfg.openWait), slog.Any("error", err))
 		}
 		if b.pause(waiting, askFirst) != nil {
 			return value, err

@@ -187,6 +187,7 @@ func TestRestoreHasEverything(t *testing.T) {
 	fillHub(t, b)
 	made := backup(t, b)
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		dir := t.TempDir()
 		s := openStore(t, Config{Server: natstest.Embed(t, dir)})
 		if err := s.Restore(t.Context(), made, RestoreOptions{}); err != nil {
@@ -196,6 +197,7 @@ func TestRestoreHasEverything(t *testing.T) {
 		filledHub(t, open(t, Config{Server: natstest.Embed(t, dir), Topics: stateful}))
 	})
 	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
 		url := threeServers(t)
 		s := openStore(t, Config{URL: url})
 		if err := s.Restore(t.Context(), made, RestoreOptions{Replicas: 3}); err != nil {
@@ -270,7 +272,10 @@ func TestReplicasChangeLive(t *testing.T) {
 	var mu sync.Mutex
 	stored, got := map[string]bool{"0": true}, make(map[string]int)
 	working.Go(func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
 		for i := 1; ctx.Err() == nil; i++ {
+			<-tick.C
 			p := strconv.Itoa(i)
 			if _, err := b.Publish(ctx, "orders", []byte(p), PublishOptions{ID: p, Key: "k"}); err == nil {
 				mu.Lock()

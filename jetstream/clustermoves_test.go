@@ -140,7 +140,7 @@ func TestDelayedEventsWhileAServerIsKilled(t *testing.T) {
 func TestPausesAndBookmarksHoldOverARestart(t *testing.T) {
 	t.Parallel()
 	s := natstest.Start(t)
-	b := open(t, Config{URL: s.URL()})
+	b := open(t, Config{URL: s.URL(), moveWait: briefly})
 	publish(t, b, "orders", counted(6)...)
 	g := b.Group("orders", "g")
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: 6, BatchSize: 6}

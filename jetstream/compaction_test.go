@@ -33,6 +33,7 @@ func TestCompactionLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, servers := range []int{1, 3} {
 		t.Run(strconv.Itoa(servers)+" servers", func(t *testing.T) {
+			t.Parallel()
 			c := startProcesses(t, servers)
 			k := &keeper{servers: c, truth: make(map[string]*keyTruth)}
 			for range 2 {
@@ -120,7 +121,10 @@ func (k *keeper) write(t *testing.T, f func()) (confirmed int) {
 // writer writes its own keys, one event at a time.
 func (k *keeper) writer(ctx context.Context, w int) (confirmed int) {
 	random := rand.New(rand.NewPCG(uint64(k.count), uint64(w)))
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
 	for i := 0; ctx.Err() == nil; i++ {
+		<-tick.C
 		key := fmt.Sprintf("%d-%d", w, random.IntN(compactionKeys))
 		payload := fmt.Sprintf("%d.%d", k.count, i)
 		if random.IntN(8) == 0 {

@@ -72,7 +72,13 @@ type Config struct {
 	// time.Now, whose monotonic part counts, so that changes of the wall clock move no lease.
 	Clock func() time.Time
 
-	bucketCheck time.Duration // how often buckets are looked at; default bucketCheckEvery
+	// Tests shorten these; their defaults are the constants in brackets.
+	bucketCheck time.Duration // how often buckets are looked at (bucketCheckEvery)
+	openWait    time.Duration // how long a question of Open waits for an answer (openWait)
+	deadRetry   time.Duration // how long a dead letter that finds no room rests at most (deadRetry)
+	dueRetry    time.Duration // how long a delayed event rests that was not stored (dueRetry)
+	watchOthers time.Duration // how often groups are looked at that are not in memory (watchOthers)
+	moveWait    time.Duration // how long a move waits at most for leases of before (freshLimit)
 }
 
 // TopicRule configures the streams of matching topics.
@@ -313,9 +319,17 @@ func (c *Config) validate() error {
 			*v = d
 		}
 	}
-	if c.bucketCheck == 0 {
-		c.bucketCheck = bucketCheckEvery
+	span := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
 	}
+	span(&c.bucketCheck, bucketCheckEvery)
+	span(&c.openWait, openWait)
+	span(&c.deadRetry, deadRetry)
+	span(&c.dueRetry, dueRetry)
+	span(&c.watchOthers, watchOthers)
+	span(&c.moveWait, freshLimit)
 	if c.OwnerLease == 0 {
 		c.OwnerLease = ownerLease
 	}

@@ -44,7 +44,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 			q.bus.log.Warn("a stream refused a dead letter; the event will be delivered once more",
 				slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
 			d.forgetFailed()
-			d.sendInTime(nakAfter(deadRetry))
+			d.sendInTime(nakAfter(q.bus.cfg.deadRetry))
 			return nil
 		case err != nil:
 			return err

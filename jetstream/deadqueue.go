@@ -74,8 +74,9 @@ type deadLetter struct {
 // backOff is how long to wait before another try.
 type backOff time.Duration
 
-func (b *backOff) more() int64 {
-	*b = backOff(min(max(2*time.Duration(*b), deadFirst), deadRetry))
+// more doubles the wait, up to most.
+func (b *backOff) more(most time.Duration) int64 {
+	*b = backOff(min(max(2*time.Duration(*b), deadFirst), most))
 	return int64(*b)
 }
 
@@ -230,7 +231,7 @@ func (q *deadLetters) noteFailure(l *deadLetter) {
 func (q *deadLetters) putOff(l *deadLetter, began int64) {
 	d := l.d
 	if l.noted != 0 {
-		d.sendNak(deadRetry)
+		d.sendNak(q.bus.cfg.deadRetry)
 		return
 	}
 	d.noteFailed(&l.failure, func(stored bool) {
@@ -239,7 +240,7 @@ func (q *deadLetters) putOff(l *deadLetter, began int64) {
 			return
 		}
 		if d.inTime() {
-			d.sendNak(deadRetry)
+			d.sendNak(q.bus.cfg.deadRetry)
 		}
 	})
 }
@@ -324,10 +325,10 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 		q.forgetLocked(l)
 	case closed: // giveBack has it
 	case l.stored, l.unheard:
-		l.next = now + l.rest.more()
+		l.next = now + l.rest.more(q.bus.cfg.deadRetry)
 	default:
 		first, t.failing = !t.failing, true
-		t.next = now + t.rest.more()
+		t.next = now + t.rest.more(q.bus.cfg.deadRetry)
 		t.queue = append(t.queue, l)
 	}
 	q.work.Broadcast()

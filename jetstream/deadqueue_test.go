@@ -72,7 +72,7 @@ func lettersOf(t *testing.T, b *Bus, topic string) int {
 // letter, once.
 func TestAnEventWaitsForItsLetter(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{URL: natsServer(t), Connections: 1, AckWait: 2 * time.Second})
+	b := open(t, Config{URL: natsServer(t), Connections: 1, AckWait: 2 * time.Second, deadRetry: time.Second})
 	publish(t, b, "waits", "1")
 	dlq := deadStream(t, b)
 	dlq.away()
@@ -80,7 +80,7 @@ func TestAnEventWaitsForItsLetter(t *testing.T) {
 	if err := k.next().Nack("no", 0); err != nil {
 		t.Fatal(err)
 	}
-	k.quiet(5 * time.Second) // more than twice AckWait
+	k.quiet(9 * time.Second / 2) // more than twice AckWait
 	dlq.back()
 	eventually(t, "the letter", func() bool { return lettersOf(t, b, "waits") == 1 })
 	eventually(t, "the event is settled", func() bool { return leasedOf(t, b, "waits") == 0 })

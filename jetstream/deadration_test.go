@@ -12,7 +12,7 @@ import (
 // and the letters of others, on the same topic too, do not wait.
 func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 	t.Parallel()
-	const events, size = 12, 10_000
+	const events, size = 9, 10_000
 	b := open(t, Config{AckWait: 2 * time.Second, Limits: Limits{DeadLetterBurst: 4 * size, DeadLetterRate: size}})
 	for range events {
 		publish(t, b, "rationed", `"`+strings.Repeat("x", size-2)+`"`)
@@ -54,7 +54,7 @@ func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 	if err := other.sub.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}
-	greedy.quiet(3 * time.Second) // longer than AckWait
+	greedy.quiet(5 * time.Second / 2) // longer than AckWait
 	eventually(t, "all letters in the end", func() bool { return lettersFor("g") == events })
 	if took := time.Since(began); took < (events-6)*time.Second {
 		t.Errorf("%d letters took only %v", events, took)
@@ -65,7 +65,7 @@ func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 // A full stream of dead letters removes none: new ones wait for room.
 func TestAFullStreamOfDeadLettersKeepsThem(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{AckWait: 2 * time.Second, Topics: []TopicRule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 30_000}}})
+	b := open(t, Config{AckWait: 2 * time.Second, deadRetry: time.Second, Topics: []TopicRule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 30_000}}})
 	payload := `"` + strings.Repeat("x", 8_000) + `"`
 	publish(t, b, "victim", payload)
 	for range 6 {
@@ -82,7 +82,7 @@ func TestAFullStreamOfDeadLettersKeepsThem(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	greedy.quiet(3 * time.Second) // longer than AckWait
+	greedy.quiet(5 * time.Second / 2) // longer than AckWait
 	if n := lettersOf(t, b, "victim"); n != 1 {
 		t.Fatal("the victim's letter was pushed out")
 	}

@@ -103,7 +103,7 @@ func TestMaxAttemptsHoldOverARestart(t *testing.T) {
 func TestMaxAttemptsHoldBeyondTheLettersThatWait(t *testing.T) {
 	t.Parallel()
 	const events, size, limit = 12, 1_000, 8 // of which a client may have half
-	b := open(t, Config{AckWait: 2 * time.Second, Limits: Limits{DeadLetters: limit, DeadLetterBurst: size, DeadLetterRate: 5 * size}})
+	b := open(t, Config{AckWait: 2 * time.Second, deadRetry: time.Second, Limits: Limits{DeadLetters: limit, DeadLetterBurst: size, DeadLetterRate: 5 * size}})
 	for _, topic := range []string{"many1", "many2", "many3"} {
 		for range events / 3 {
 			publish(t, b, topic, `"`+strings.Repeat("x", size-2)+`"`)

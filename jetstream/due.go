@@ -367,7 +367,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 		if delivered >= dueAttempts && hopeless(err) && r.bury(ctx, &due, topic, &opts, err) {
 			return
 		}
-		wait := min(dueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
+		wait := min(b.cfg.dueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
 		known := false
 		if refused, ok := errors.AsType[*Error](err); ok && refused.Code == CodeTopicFull {
 			known = !r.full.found(topic, b.clock.now(), wait)

@@ -24,7 +24,7 @@ func setMaxMsgSize(t *testing.T, b *Bus, topic string, size int32) {
 func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 	t.Parallel()
 	seen := &buried{}
-	b := open(t, Config{Observer: seen})
+	b := open(t, Config{Observer: seen, dueRetry: 50 * time.Millisecond})
 	publish(t, b, "small", "1")
 	payload := append(append([]byte{'"'}, bytes.Repeat([]byte("x"), 2000)...), '"')
 	opts := PublishOptions{ID: "late-1", Key: "k.1", Headers: map[string]string{"a": "b"}, Tags: []string{"t"}, SID: "s", Delay: 300 * time.Millisecond}

@@ -18,7 +18,7 @@ func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) 
 	if err != nil {
 		panic(err)
 	}
-	bus, err = jetstream.Open(context.Background(), jetstream.Config{Server: server, Topics: rules})
+	bus, err = jetstream.Open(context.Background(), jetstream.Config{Server: server, Topics: rules, AckWait: 2 * time.Second})
 	if err != nil {
 		panic(err)
 	}

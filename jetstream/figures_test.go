@@ -106,7 +106,7 @@ func TestLagsWithoutALeader(t *testing.T) {
 		}
 	}
 	for topic, want := range map[string]int{"alone": 0, "copied": 1} {
-		wait := 5 * time.Second
+		wait := 2 * time.Second
 		if want == 1 {
 			wait = slow
 		}

@@ -197,7 +197,8 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 		return err == nil && cur.LastID == receipts[n-1].ID
 	})
 	// Forward past the end is the end: nothing that is stored later is skipped.
-	if err := one.Group("seek", "g").Seek(t.Context(), FromTime(time.Now().Add(time.Hour))); err != nil {
+	three := open(t, Config{URL: url, moveWait: briefly})
+	if err := three.Group("seek", "g").Seek(t.Context(), FromTime(time.Now().Add(time.Hour))); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, two, "seek", "next")

@@ -25,7 +25,7 @@ func ended(t *testing.T, g Group) {
 // A bookmark made before the group has worked off what an earlier bookmark had settled.
 func TestABookmarkOfABookmark(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{})
+	b := open(t, Config{moveWait: briefly})
 	publish(t, b, "marks", counted(6)...)
 	g := b.Group("marks", "g")
 	k := take(t, b, "marks", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 6, BatchSize: 6})
@@ -89,7 +89,7 @@ func TestBookmarksEndWithTheTopic(t *testing.T) {
 // events, from where it asked to start.
 func TestANewGroupIsGivenWhatABookmarkOfAnEndedOneSkips(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{})
+	b := open(t, Config{moveWait: briefly})
 	publish(t, b, "tabs", counted(6)...)
 	g := b.Group("tabs", "g")
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: 6, BatchSize: 6, GroupTTL: time.Second}
@@ -169,7 +169,7 @@ func TestAFullTopicDoesNotHoldUpDelayedEventsOfOthers(t *testing.T) {
 		wg.Go(func() {
 			for i := range 8*dueBatch/16 + 10 {
 				// Due when all are scheduled, or when this one has long been, if that takes longer.
-				opts := PublishOptions{ID: strconv.Itoa(w) + "-" + strconv.Itoa(i), Delay: 4 * time.Second}
+				opts := PublishOptions{ID: strconv.Itoa(w) + "-" + strconv.Itoa(i), Delay: 2 * time.Second}
 				if _, err := b.Publish(t.Context(), "full", []byte("1"), opts); err != nil {
 					t.Error(err)
 					return
@@ -178,7 +178,7 @@ func TestAFullTopicDoesNotHoldUpDelayedEventsOfOthers(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	at := time.Now().Add(6 * time.Second) // when all those are due
+	at := time.Now().Add(3 * time.Second) // when all those are due
 	if _, err := b.Publish(t.Context(), "other", []byte("1"), PublishOptions{At: at}); err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +216,7 @@ func TestTwoHubsRedriveAtOnce(t *testing.T) {
 func TestAPurgeOfWhatWasGivenBackIsNoLoss(t *testing.T) {
 	t.Parallel()
 	seen := new(losses)
-	b := open(t, Config{Observer: seen})
+	b := open(t, Config{Observer: seen, watchOthers: 300 * time.Millisecond})
 	g := takeTold(t, b, "orders", SubscribeOptions{From: FromEarliest, MaxAttempts: 0})
 	fillFrom(t, b, "orders", 1, 3)
 	for range 3 {
@@ -227,18 +227,21 @@ func TestAPurgeOfWhatWasGivenBackIsNoLoss(t *testing.T) {
 	if _, err := b.Admin().Topic("orders").Purge(t.Context(), PurgeOptions{All: true}); err != nil {
 		t.Fatal(err)
 	}
-	end := time.After(15 * time.Second)
-	for n := 4; ; n++ { // events keep the group looked at
+	looks, last := 0, int64(0)
+	for n := 4; looks < 6; n++ { // events keep the group looked at
 		fillFrom(t, b, "orders", n, n)
 		g.payloads(1)
 		if g.sum() != 0 || seen.count() != 0 {
 			t.Fatalf("%d are counted as lost, though they were purged; members were told of %d", seen.count(), g.sum())
 		}
-		select {
-		case <-end:
-			return
-		case <-time.After(200 * time.Millisecond):
-		}
+		b.eachGroup(func(g *group) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.watched != last {
+				last, looks = g.watched, looks+1
+			}
+		})
+		<-time.After(20 * time.Millisecond)
 	}
 }
 

@@ -288,7 +288,7 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 		return err
 	}
 	b.js = manager{js, publishWait}
-	info := manager{js, openWait}.AccountInfo
+	info := manager{js, b.cfg.openWait}.AccountInfo
 	if _, err := whenUp(ctx, b, func() (*natsjs.AccountInfo, error) { return info(ctx) }); err != nil {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
 	}

@@ -83,16 +83,18 @@ func TestSettlementsPassASlowLink(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	near := open(t, Config{URL: url})
-	publish(t, near, "slow", "1")
+	publish(t, near, "slow", "0")
 	var delay atomic.Int64
 	b := open(t, Config{URL: slowProxy(t, url, &delay), AckWait: 3 * time.Second, Connections: 1})
-	delay.Store(int64(250 * time.Millisecond)) // later, or the link counts as mute
 	k := take(t, b, "slow", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: NeverGiveUp})
+	k.payloads(1)
+	delay.Store(int64(250 * time.Millisecond)) // later, or the link counts as mute
+	publish(t, near, "slow", "1")
 	if err := k.next().Ack(); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it is settled", func() bool { return leasedOf(t, near, "slow") == 0 })
-	k.quiet(4 * time.Second)
+	k.quiet(7 * time.Second / 2) // longer than AckWait
 }
 
 // What was kept back is sent before the last member of a group ends.

@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
 
+// briefly is for Config.moveWait in tests that ask for no lease of before a move.
+const briefly = 10 * time.Millisecond
+
 // wait bounds everything a test waits for.
 const wait = 10 * time.Second
 

@@ -74,7 +74,7 @@ func TestGroupInfo(t *testing.T) {
 // TestPreview compares what a preview says with what a move then delivers.
 func TestPreview(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{})
+	b := open(t, Config{moveWait: briefly})
 	for _, tt := range []struct {
 		name string
 		to   func(r []Receipt) Position
@@ -89,6 +89,7 @@ func TestPreview(t *testing.T) {
 		{"after the 5th", func(r []Receipt) Position { return FromAfterID(r[4].ID) }, Moved{Redelivered: 2, Skipped: 1, AtMost: true}, counted(12)[5:]},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			topic := fmt.Sprintf("preview.%x", tt.name)
 			r := publish(t, b, topic, counted(12)...)
 			g := b.Group(topic, "g")
@@ -279,7 +280,7 @@ func TestPausedGroup(t *testing.T) {
 func TestBookmark(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	one, two := openRemote(t, Config{URL: url}), openRemote(t, Config{URL: url})
+	one, two := openRemote(t, Config{URL: url, moveWait: briefly}), openRemote(t, Config{URL: url})
 	publish(t, one, "marks", counted(10)...)
 	g := one.Group("marks", "g")
 	k := take(t, two, "marks", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 8, BatchSize: 8})
@@ -359,7 +360,7 @@ func settledOf(k *taker, n int) []string {
 // A bookmark that cannot tell which events are unsettled takes all behind the floor for unsettled.
 func TestBookmarkThatIsNotExact(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{})
+	b := open(t, Config{moveWait: briefly})
 	publish(t, b, "rough", counted(4)...)
 	g := b.Group("rough", "g")
 	k := take(t, b, "rough", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4, BatchSize: 4})

@@ -103,7 +103,7 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 		lost := g.track.settledUpTo(state.AckFloor.Stream, state.Delivered.Consumer)
 		g.known.settledUpTo(state.AckFloor.Stream, now-max(recentAcksFor, 2*int64(g.fence.ackWait)))
 		if len(g.track.passed) > 0 {
-			g.watched = now - int64(watchOthers-watchPassed) // look once more soon
+			g.watched = now - int64(g.bus.cfg.watchOthers-watchPassed) // look once more soon
 		}
 		if len(lost) > 0 {
 			g.check(found{returned: lost})
@@ -150,7 +150,7 @@ func (b *Bus) watchGroups() {
 func (g *group) due(now int64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	every := watchOthers
+	every := g.bus.cfg.watchOthers
 	if g.memory {
 		every = min(watchMemory, g.timeToLive()/4)
 	} else if !g.track.active {

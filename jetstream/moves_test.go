@@ -16,7 +16,10 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-var movesFor = flag.Duration("moves.for", 12*time.Second, "how long TestMovesFollowTheModel moves groups")
+// The long form:
+//
+//	go test ./jetstream -run TestMovesFollowTheModel -moves.for 60s
+var movesFor = flag.Duration("moves.for", 3*time.Second, "how long TestMovesFollowTheModel moves groups")
 
 // movesModel is what a group must do. A move begins and ends at known moments. Between them, events
 // of both positions may come.

@@ -74,7 +74,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	rnd := rand.New(rand.NewPCG(1, 2))
-	want := fill(t, b, "state.a", 3_000, 1_500, rnd)
+	want := fill(t, b, "state.a", 2_400, 2_000, rnd)
 	for _, limit := range []int{40, 100, 999, 1_000} {
 		if got := pages(t, b, "state.a", limit); !slices.Equal(got, want) {
 			t.Errorf("pages of %d: got %d keys, want %d", limit, len(got), len(want))
@@ -112,7 +112,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 func TestDeepPagesLeaveNothingOut(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
-	want := fill(t, b, "state.a", 20_000, 40_000, rand.New(rand.NewPCG(3, 4)))
+	want := fill(t, b, "state.a", 14_000, 1_000_000, rand.New(rand.NewPCG(3, 4)))
 	var got []string
 	seen := make(map[string]bool)
 	for _, key := range pages(t, b, "state.a", 1_000) {
@@ -178,8 +178,9 @@ func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 // through a consumer.
 func TestEachBesideWriters(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ keys, walks int }{{40, 30}, {3_000, 2}} {
+	for _, c := range []struct{ keys, walks int }{{40, 10}, {3_000, 2}} {
 		t.Run(strconv.Itoa(c.keys), func(t *testing.T) {
+			t.Parallel()
 			b := open(t, Config{Topics: compactedRules})
 			defer busy(t, b, c.keys, "1")()
 			for range c.walks {

@@ -21,8 +21,8 @@ import (
 //
 //	go test ./jetstream -run TestReadYourWrite -ryw.tries 100000 -ryw.cluster 10000 -ryw.rate 10000 -v -timeout 60m
 var (
-	rywTries   = flag.Int("ryw.tries", 1_000, "publishes that are read back on one server")
-	rywCluster = flag.Int("ryw.cluster", 200, "publishes that are read back on a cluster of three")
+	rywTries   = flag.Int("ryw.tries", 500, "publishes that are read back on one server")
+	rywCluster = flag.Int("ryw.cluster", 60, "publishes that are read back on a cluster of three")
 	rywRate    = flag.Int("ryw.rate", 1_000, "events a second that native clients publish meanwhile")
 )
 

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"strconv"
 	"sync"
@@ -13,6 +14,11 @@ import (
 
 	"eventhub/jetstream/natstest"
 )
+
+// The long form:
+//
+//	go test ./jetstream -run TestAcksDuringChangesOfLeader -acks.changes 12
+var acksChanges = flag.Int("acks.changes", 4, "how often the leader of a consumer changes in TestAcksDuringChangesOfLeader")
 
 // A consumer changes its leader again and again while a member acknowledges. Nothing that was
 // acknowledged comes again, although acknowledgements of those moments find no leader. On a busy
@@ -39,7 +45,7 @@ func TestAcksDuringChangesOfLeader(t *testing.T) {
 // how many there were.
 func ackDuringChangesOfLeader(t *testing.T, b *Bus, topic string) (again, events int) {
 	t.Helper()
-	const changes, every = 12, 400 * time.Millisecond
+	const every = 400 * time.Millisecond
 	publish(t, b, topic, "0")
 	var mu sync.Mutex
 	acked := map[string]bool{}
@@ -89,7 +95,7 @@ func ackDuringChangesOfLeader(t *testing.T, b *Bus, topic string) (again, events
 			}
 		}
 	})
-	for range changes {
+	for range *acksChanges {
 		<-time.After(every)
 		// The answer may be that there is no leader to step down yet.
 		_, _ = b.js.Conn().Request("$JS.API.CONSUMER.LEADER.STEPDOWN."+topic+".g", nil, wait)

@@ -122,7 +122,7 @@ func TestRevocationsEnd(t *testing.T) {
 	})
 	f := follow(t, b)
 	// The newest entry is gone, which must not look like an entry that was missed.
-	<-time.After(3 * followCheck)
+	<-time.After(3 * followCheck / 2)
 	if _, loads := f.get(""); loads != 1 {
 		t.Errorf("the entries were loaded %d times", loads)
 	}

@@ -189,7 +189,7 @@ func (t *schemaTable) load(ctx context.Context) error {
 		})
 		t.bus.background(t.answer)
 	})
-	ctx, cancel := context.WithTimeout(ctx, openWait)
+	ctx, cancel := context.WithTimeout(ctx, t.bus.cfg.openWait)
 	defer cancel()
 	select {
 	case <-t.full:

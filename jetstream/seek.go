@@ -188,7 +188,7 @@ func (b *Bus) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) error {
 		return unsure(fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", left.Name, left.Stream, err))
 	}
 	f := newFence(max(left.Config.AckWait, time.Second))
-	wait := time.NewTimer(f.fresh + fenceSlack)
+	wait := time.NewTimer(min(f.fresh, b.cfg.moveWait) + fenceSlack)
 	defer wait.Stop()
 	select {
 	case <-wait.C:

@@ -30,6 +30,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 	t.Parallel()
 	for name, how := range map[string]func(*embedded.Config){"in process": func(*embedded.Config) {}, "listening": natstest.Listening("t")} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			seen := &restarts{n: make(chan struct{}, 10)}
 			server := natstest.Embed(t, t.TempDir(), how, func(c *embedded.Config) { c.StorageCheck = 20 * time.Millisecond })
 			b := open(t, Config{Server: server, Observer: seen})
@@ -43,7 +44,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 						t.Fatal(err)
 					}
 				case 1:
-					if err := d.Nack("later", 6*time.Second); err != nil {
+					if err := d.Nack("later", 4*time.Second); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -100,7 +101,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 				}
 				k.payloads(1)
 			}
-			if got := k.payloads(1); got[0] != "1" || time.Since(refused) < 5*time.Second {
+			if got := k.payloads(1); got[0] != "1" || time.Since(refused) < 3*time.Second {
 				t.Errorf("then came %q, %v after the refusal", got, time.Since(refused))
 			}
 			if len(seen.n) > 0 {

@@ -13,7 +13,10 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-var repairsFor = flag.Duration("repairs.for", 8*time.Second, "how long TestRepairsFollowTheModel repairs groups")
+// The long form:
+//
+//	go test ./jetstream -run TestRepairsFollowTheModel -repairs.for 60s
+var repairsFor = flag.Duration("repairs.for", 2*time.Second, "how long TestRepairsFollowTheModel repairs groups")
 
 // repairsModel is what a group must do that is repaired again and again.
 type repairsModel struct {

@@ -128,7 +128,7 @@ func TestRepairKeepsWhatIsSettled(t *testing.T) {
 func TestRepairKeepsTheGroup(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	one, two := openRemote(t, Config{URL: url}), openRemote(t, Config{URL: url})
+	one, two := openRemote(t, Config{URL: url, moveWait: briefly}), openRemote(t, Config{URL: url})
 	publish(t, one, "kept", counted(4)...)
 	g := one.Group("kept", "g")
 	k := take(t, two, "kept", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4, BatchSize: 4, GroupTTL: time.Hour, MaxAttempts: NeverGiveUp})
@@ -193,7 +193,7 @@ func TestTwoRepairsAtOnce(t *testing.T) {
 	url := natsServer(t)
 	var hubs []*Bus
 	for range 3 {
-		hubs = append(hubs, openRemote(t, Config{URL: url, AckWait: 3 * time.Second}))
+		hubs = append(hubs, openRemote(t, Config{URL: url, AckWait: 3 * time.Second, moveWait: briefly}))
 	}
 	const events = 60
 	publish(t, hubs[0], "twice", counted(events)...)

@@ -32,7 +32,7 @@ func TestAMoveBackWaitsForARemoval(t *testing.T) {
 		return true
 	})
 	keeper := open(t, Config{URL: url, Domain: proxyDomain, Topics: rejecting()})
-	mover := open(t, Config{URL: url, Topics: rejecting()})
+	mover := open(t, Config{URL: url, Topics: rejecting(), moveWait: briefly})
 	// only the keeper meets the topic, so that only it removes
 	k := take(t, keeper, "orders", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 100})
 	fillFrom(t, keeper, "orders", 0, 50)
@@ -57,7 +57,7 @@ func TestAMoveBackWaitsForARemoval(t *testing.T) {
 	select {
 	case a := <-done:
 		done <- a
-	case <-time.After(4 * time.Second):
+	case <-time.After(time.Second):
 	}
 	let()
 	a := <-done

@@ -2,12 +2,19 @@ package jetstream
 
 import (
 	"errors"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"eventhub/jetstream/natstest"
 )
+
+// The long form:
+//
+//	go test ./jetstream -run TestWanderingUnseenCostsNoAttemptInACluster -wander.rounds 20
+var wanderRounds = flag.Int("wander.rounds", 2, "rounds of TestWanderingUnseenCostsNoAttemptInACluster")
 
 // Events wander unseen between inboxes that linger, a member that ends, and another hub of a
 // cluster. Whoever has them first has attempt 1.
@@ -16,7 +23,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 	servers := natstest.StartCluster(t, 3)
 	natstest.Look(t, natstest.URLs(servers)...).Replicating(3)
 	a, b := open(t, Config{URL: servers[0].URL(), Replicas: 3}), open(t, Config{URL: servers[1].URL(), Replicas: 3})
-	for round := range 6 {
+	for round := range *wanderRounds {
 		topic := fmt.Sprintf("wander-%d", round)
 		publish(t, b, topic, "first")
 		join := func() *Subscription {
@@ -44,7 +51,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		<-time.After(time.Duration(round) * 300 * time.Microsecond) // the moment under test
+		<-time.After(rand.N(1500 * time.Microsecond)) // the moment under test
 		if err := last.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -261,9 +261,9 @@ func TestMembersFollowASeek(t *testing.T) {
 // event.
 func TestKeptEventsStay(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, func(c *jetstream.Config) { c.AckWait = 3 * time.Second })
+	r := newRig(t, func(c *jetstream.Config) { c.AckWait = 2 * time.Second })
 	r.create("orders")
-	own := r.group("orders", "g", native.GroupOptions{AckWait: 3 * time.Second})
+	own := r.group("orders", "g", native.GroupOptions{AckWait: 2 * time.Second})
 	started, finish := make(chan int, 10), make(chan struct{})
 	end := consume(t, own, func(ctx context.Context, d *native.Delivery) error {
 		started <- d.Attempt
@@ -284,7 +284,7 @@ func TestKeptEventsStay(t *testing.T) {
 	select {
 	case <-hub.got:
 		t.Error("the event went to another member while its handler ran")
-	case <-time.After(7 * time.Second):
+	case <-time.After(9 * time.Second / 2): // more than twice AckWait
 	}
 	close(finish)
 	eventually(t, "the ack", func() bool {

@@ -235,6 +235,7 @@ func TestGroup(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d hubs", n), func(t *testing.T) {
+			t.Parallel()
 			all := hubs(t, n)
 			publishKeys(t, all[0], 50, 20)
 			book := newOrderBook(t, 1000)

@@ -242,10 +242,10 @@ func (l *ledger) until(settled int, within time.Duration) {
 // is held by two, none is out of order, and nothing is lost.
 func TestOwnersDie(t *testing.T) {
 	t.Parallel()
-	keys, each := 100, 60
-	told := members{AckWait: 3 * time.Second, Lease: 2 * time.Second}
+	keys, each := 60, 24
+	told := members{AckWait: 2 * time.Second, Lease: time.Second}
 	told.Work = 300 * time.Millisecond // the work lasts longer than what happens meanwhile
-	freezes := [2]time.Duration{1500 * time.Millisecond, 6 * time.Second}
+	freezes := [2]time.Duration{500 * time.Millisecond, 7 * time.Second / 2}
 	if *long {
 		keys, each = 1000, 200
 		told.AckWait, told.Lease, told.Work = 30*time.Second, 10*time.Second, 150*time.Millisecond
@@ -255,7 +255,7 @@ func TestOwnersDie(t *testing.T) {
 	told.URL, told.Book = natstest.Run(t).ClientURL(), l.path
 	told.Expiry, told.Churn = time.Second, 600*time.Millisecond // on each of three hubs
 	told.N, told.Refuse, told.Expire = 100, 5, 1
-	b := startHubWith(t, told.URL, told.AckWait)
+	b := startHubWith(t, told.URL, told.AckWait, func(cfg *jetstream.Config) { cfg.OwnerLease = told.Lease })
 	publishKeys(t, b, keys, each)
 	total, began := keys*each, time.Now()
 	start := func(name string, count int) *natstest.Child {
@@ -397,10 +397,10 @@ func TestPoison(t *testing.T) {
 // since when the owner is gone.
 func TestAMemberComesLate(t *testing.T) {
 	t.Parallel()
-	told := members{AckWait: 3 * time.Second, Lease: 2 * time.Second, Work: 200 * time.Millisecond, Expiry: time.Second, Churn: time.Minute, N: 1, Name: "a", Count: 1}
+	told := members{AckWait: 2 * time.Second, Lease: time.Second, Work: 200 * time.Millisecond, Expiry: time.Second, Churn: time.Minute, N: 1, Name: "a", Count: 1}
 	l := newLedger(t)
 	told.URL, told.Book = natstest.Run(t).ClientURL(), l.path
-	b := startHubWith(t, told.URL, told.AckWait)
+	b := startHubWith(t, told.URL, told.AckWait, func(cfg *jetstream.Config) { cfg.OwnerLease = told.Lease })
 	publishKeys(t, b, 50, 20)
 	owner := natstest.StartChild(t, memberRole, told, nil)
 	if !owner.AwaitReady() {
