@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -125,16 +126,19 @@ func TestAWriteToABucketWithoutLeader(t *testing.T) {
 	urls := natstest.URLs(nodes)
 	view := natstest.Look(t, urls...)
 	view.Replicating(3)
-	b := open(t, Config{URL: strings.Join(urls, ","), Replicas: 3, Connections: 1})
+	cfg := Config{URL: strings.Join(urls, ","), Replicas: 3, Connections: 1}
+	open(t, cfg) // makes the bucket
 	bucket, err := view.JS.Stream(t.Context(), "KV_"+groupsBucket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range nodes {
-		if n.Name() == bucket.CachedInfo().Cluster.Leader {
-			n.Kill()
-		}
+	leader := slices.IndexFunc(nodes, func(n *natstest.Server) bool { return n.Name() == bucket.CachedInfo().Cluster.Leader })
+	if leader < 0 {
+		t.Fatalf("the leader is %q", bucket.CachedInfo().Cluster.Leader)
 	}
+	cfg.URL = strings.Join(slices.Delete(urls, leader, leader+1), ",") // its connection stays
+	b := open(t, cfg)
+	nodes[leader].Kill()
 	// An election takes 4 to 9 s, and now and then a second round. A write that is given up has
 	// waited for its time.
 	for range 3 {
@@ -165,10 +169,16 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	msg := &nats.Msg{Subject: "$KV." + retentionBucket + ".test"}
-	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := b.write(soon, stream, msg); !errors.Is(err, nats.ErrNoResponders) {
-		t.Fatalf("without the stream: %v", err)
+	for patience := 50 * time.Millisecond; ; patience *= 2 { // a slow machine answers late
+		soon, cancel := context.WithTimeout(t.Context(), patience)
+		_, err := b.write(soon, stream, msg)
+		cancel()
+		if errors.Is(err, nats.ErrNoResponders) {
+			break
+		}
+		if patience > wait {
+			t.Fatalf("without the stream: %v", err)
+		}
 	}
 	sent := func() (n uint64) {
 		for _, l := range b.links {

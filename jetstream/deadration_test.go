@@ -13,7 +13,7 @@ import (
 func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 	t.Parallel()
 	const events, size = 9, 10_000
-	b := open(t, Config{AckWait: 2 * time.Second, Limits: Limits{DeadLetterBurst: 4 * size, DeadLetterRate: size}})
+	b := open(t, Config{AckWait: 3 * time.Second, Limits: Limits{DeadLetterBurst: 4 * size, DeadLetterRate: size}})
 	for range events {
 		publish(t, b, "rationed", `"`+strings.Repeat("x", size-2)+`"`)
 	}
@@ -54,7 +54,7 @@ func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 	if err := other.sub.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}
-	greedy.quiet(5 * time.Second / 2) // longer than AckWait
+	greedy.quiet(7 * time.Second / 2) // longer than AckWait
 	eventually(t, "all letters in the end", func() bool { return lettersFor("g") == events })
 	if took := time.Since(began); took < (events-6)*time.Second {
 		t.Errorf("%d letters took only %v", events, took)

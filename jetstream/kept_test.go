@@ -88,7 +88,7 @@ func TestSettlementsPassASlowLink(t *testing.T) {
 	b := open(t, Config{URL: slowProxy(t, url, &delay), AckWait: 3 * time.Second, Connections: 1})
 	k := take(t, b, "slow", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: NeverGiveUp})
 	k.payloads(1)
-	delay.Store(int64(250 * time.Millisecond)) // later, or the link counts as mute
+	delay.Store(int64(150 * time.Millisecond)) // later, or the link counts as mute
 	publish(t, near, "slow", "1")
 	if err := k.next().Ack(); err != nil {
 		t.Fatal(err)

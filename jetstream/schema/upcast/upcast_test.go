@@ -344,7 +344,7 @@ func plenty() *work { return &work{ctx: context.Background(), left: MaxWork} }
 func TestProgramsAreTotal(t *testing.T) {
 	t.Parallel()
 	failed := 0
-	for seed := range uint64(*programs) { //nolint:gosec // a flag
+	for seed := range uint64(*programs) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		up, doc := randomProgram(r, 1+r.IntN(6)), randomDoc(r, 3)
 		c := caster(t, up, "")
