@@ -19,7 +19,7 @@ import (
 // The long form:
 //
 //	go test ./jetstream/schema/compat -run TestIncludesIsSafe -compat.schemas 4000 -timeout 30m
-var schemas = flag.Int("compat.schemas", 400, "how many random schemas TestIncludesIsSafe compares with changed ones")
+var schemas = flag.Int("compat.schemas", 700, "how many random schemas TestIncludesIsSafe compares with changed ones")
 
 // rows are the tables of README.md, by the number of their columns.
 func rows(tb testing.TB, columns int) (all [][]string) {
