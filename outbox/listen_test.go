@@ -29,8 +29,9 @@ func listened(tb testing.TB, address string) (*sql.DB, outboxtest.Harness) {
 // sleepers is how many sessions of drainers have the lock of those that sleep, and how many listen.
 func sleepers(tb testing.TB, db *sql.DB) (locks, listen int) {
 	tb.Helper()
-	if err := db.QueryRowContext(context.Background(), `SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted),
-  (SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' OR query LIKE 'SELECT pg_try_advisory_lock%')`).Scan(&locks, &listen); err != nil {
+	if err := db.QueryRowContext(context.Background(), `SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())),
+  (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT pg_try_advisory_lock%'))`).Scan(&locks, &listen); err != nil {
 		tb.Fatal(err)
 	}
 	return locks, listen
@@ -131,7 +132,7 @@ func TestNotifyWakes(t *testing.T) {
 	}
 	// The connection breaks: another takes its place, and what was added meanwhile is seen.
 	fallAsleep(t, db)
-	if _, err := db.ExecContext(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"); err != nil {
+	if _, err := db.ExecContext(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"); err != nil {
 		t.Fatal(err)
 	}
 	r.add("orders", "a")

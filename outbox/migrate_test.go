@@ -127,7 +127,6 @@ func TestMigrateNeedsNoRightsWhereNothingIsToDo(t *testing.T) {
 // what others added to it.
 func TestMigrateFromEarlierVersions(t *testing.T) {
 	t.Parallel()
-	address := pgtest.Start(t)
 	for _, from := range []struct {
 		version    int
 		dialect    outbox.Dialect
@@ -146,21 +145,18 @@ func TestMigrateFromEarlierVersions(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			open := func(name string) *sql.DB {
+			var address string // of the database that was opened last
+			open := func() *sql.DB {
 				if dialect == outbox.SQLite {
-					return openDB(t, "sqlite", sqliteAddress(filepath.Join(t.TempDir(), name+".db")))
+					address = sqliteAddress(filepath.Join(t.TempDir(), "test.db"))
+					return openDB(t, "sqlite", address)
 				}
-				admin := openDB(t, "pgx", address)
-				for _, q := range []string{"DROP DATABASE IF EXISTS " + name, "CREATE DATABASE " + name} {
-					if _, err := admin.ExecContext(t.Context(), q); err != nil {
-						t.Fatal(err)
-					}
-				}
-				return openDB(t, "pgx", strings.Replace(address, "/postgres?", "/"+name+"?", 1)+"&default_query_exec_mode=exec")
+				address = pgtest.Start(t)
+				return openDB(t, "pgx", address+"&default_query_exec_mode=exec")
 			}
-			fresh := open("fresh")
+			fresh := open()
 			sqlStore(t, outbox.SQLConfig{Dialect: dialect, DB: fresh})
-			db := open("old")
+			db := open()
 			exec := func(statements ...string) {
 				t.Helper()
 				for _, q := range statements {
@@ -170,7 +166,7 @@ func TestMigrateFromEarlierVersions(t *testing.T) {
 				}
 			}
 			if dialect == outbox.PostgreSQL {
-				runScript(t, addressOf(t, db, dialect, address), string(script))
+				runScript(t, address, string(script))
 			} else {
 				exec(string(script))
 			}
@@ -182,7 +178,7 @@ func TestMigrateFromEarlierVersions(t *testing.T) {
 			if dialect == outbox.SQLite && from.version == 2 {
 				exec("INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('huge', 'orders', 'huge', '\"' || hex(zeroblob(40000000)) || '\"')")
 			}
-			other := openDB(t, map[outbox.Dialect]string{outbox.SQLite: "sqlite", outbox.PostgreSQL: "pgx"}[dialect], addressOf(t, db, dialect, address))
+			other := openDB(t, map[outbox.Dialect]string{outbox.SQLite: "sqlite", outbox.PostgreSQL: "pgx"}[dialect], address)
 			if err := other.PingContext(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -238,23 +234,6 @@ func TestMigrateFromEarlierVersions(t *testing.T) {
 			}
 		})
 	}
-}
-
-// addressOf is the address of an open database.
-func addressOf(tb testing.TB, db *sql.DB, dialect outbox.Dialect, address string) string {
-	tb.Helper()
-	query := "SELECT file FROM pragma_database_list"
-	if dialect == outbox.PostgreSQL {
-		query = "SELECT current_database()"
-	}
-	var name string
-	if err := db.QueryRowContext(tb.Context(), query).Scan(&name); err != nil {
-		tb.Fatal(err)
-	}
-	if dialect == outbox.SQLite {
-		return sqliteAddress(name)
-	}
-	return strings.Replace(address, "/postgres?", "/"+name+"?", 1)
 }
 
 // schemaOf is what the database says of the table.

@@ -89,7 +89,7 @@ func TestPurgeLeavesWhatIsRetriedMeanwhile(t *testing.T) {
 	}()
 	eventually(t, "the purge ends, or waits for the retry", func() bool {
 		var waiting int
-		if err := db.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM pg_locks WHERE NOT granted").Scan(&waiting); err != nil {
+		if err := db.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&waiting); err != nil {
 			t.Error(err)
 		}
 		return waiting > 0 || len(done) > 0

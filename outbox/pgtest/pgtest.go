@@ -1,5 +1,5 @@
-// Package pgtest gives each test a private PostgreSQL cluster. It runs the installed binaries on a
-// temporary directory and listens on a Unix socket in that directory.
+// Package pgtest gives each test a PostgreSQL database of its own. It runs the installed binaries on
+// a temporary directory and listens on a Unix socket in that directory.
 package pgtest
 
 import (
@@ -24,15 +24,30 @@ import (
 // startWait is the timeout for starting or killing a cluster.
 const startWait = 60 * time.Second
 
-// Start starts a cluster that lives as long as the test and returns its address. If
-// EVENTHUB_TEST_POSTGRES is set, Start returns that address instead; tests may change that database
-// in any way. Without PostgreSQL, the test fails.
+// Start makes an empty database that lives as long as the test and returns its address. The tests
+// of a process share one cluster, which does not sync commits to disk. If EVENTHUB_TEST_POSTGRES is
+// set, Start makes the database on the server at that address instead. Without PostgreSQL, the test
+// fails.
 func Start(tb testing.TB) (dsn string) {
 	tb.Helper()
-	if dsn := os.Getenv("EVENTHUB_TEST_POSTGRES"); dsn != "" {
-		return dsn
+	s, err := sharedServer(tb.Context())
+	if err != nil {
+		tb.Fatalf("PostgreSQL: %v; install it (apt-get install postgresql), or set EVENTHUB_TEST_POSTGRES to the address of a test database", err)
 	}
-	return begin(tb, "off").DSN()
+	said := s.logSize()
+	dsn, end, err := s.database(tb.Context())
+	if err != nil {
+		tb.Fatalf("PostgreSQL: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := end(); err != nil {
+			tb.Errorf("PostgreSQL: %v", err)
+		}
+		if tb.Failed() {
+			tb.Logf("PostgreSQL said meanwhile:\n%s", s.logSince(said))
+		}
+	})
+	return dsn
 }
 
 // StartDurable starts a cluster that lives as long as the test and, unlike the cluster of Start,
@@ -43,14 +58,14 @@ func StartDurable(tb testing.TB) *Cluster {
 	return begin(tb, "on")
 }
 
-// Temporary starts a cluster for an example, which has no testing.TB. The cluster ends with end. It
-// is always private, even if EVENTHUB_TEST_POSTGRES is set.
+// Temporary makes a database as Start does, for an example, which has no testing.TB. The database
+// ends with end.
 func Temporary(ctx context.Context) (dsn string, end func() error, err error) {
-	c, err := start(ctx, "off")
+	s, err := sharedServer(ctx)
 	if err != nil {
 		return "", nil, fmt.Errorf("PostgreSQL: %w; install it (apt-get install postgresql)", err)
 	}
-	return c.DSN(), c.stop, nil
+	return s.database(ctx)
 }
 
 func begin(tb testing.TB, fsync string) *Cluster {
@@ -83,11 +98,20 @@ type Cluster struct {
 func (c *Cluster) DSN() string { return "postgres:///postgres?user=eventhub&host=" + c.dir }
 
 func start(ctx context.Context, fsync string) (*Cluster, error) {
-	initdb, err := binary("initdb")
+	c, err := prepare(ctx)
 	if err != nil {
 		return nil, err
 	}
-	postgres, err := binary("postgres")
+	c.fsync = fsync
+	if err := c.Restart(ctx); err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	return c, nil
+}
+
+// prepare makes the directory of a cluster, without a server.
+func prepare(ctx context.Context) (*Cluster, error) {
+	initdb, err := binary("initdb")
 	if err != nil {
 		return nil, err
 	}
@@ -100,14 +124,14 @@ func start(ctx context.Context, fsync string) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{dir: dir, fsync: fsync, cred: cred}
-	if err := c.run(ctx, initdb, postgres); err != nil {
+	c := &Cluster{dir: dir, cred: cred}
+	if err := c.init(ctx, initdb); err != nil {
 		return nil, errors.Join(err, c.stop())
 	}
 	return c, nil
 }
 
-func (c *Cluster) run(ctx context.Context, initdb, postgres string) error {
+func (c *Cluster) init(ctx context.Context, initdb string) error {
 	if c.cred != nil {
 		if err := os.Chown(c.dir, int(c.cred.Uid), int(c.cred.Gid)); err != nil {
 			return err
@@ -118,7 +142,7 @@ func (c *Cluster) run(ctx context.Context, initdb, postgres string) error {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("initdb: %w: %s", err, out)
 	}
-	return c.serve(ctx, postgres)
+	return nil
 }
 
 func (c *Cluster) data() string { return filepath.Join(c.dir, "data") }
@@ -226,14 +250,16 @@ func (c *Cluster) Restart(ctx context.Context) error {
 	return c.serve(ctx, postgres)
 }
 
-// await waits until the server accepts a connection.
-func (c *Cluster) await(ctx context.Context) error {
+func (c *Cluster) await(ctx context.Context) error { return awaitServer(ctx, c.DSN()) }
+
+// awaitServer waits until a server accepts a connection.
+func awaitServer(ctx context.Context, dsn string) error {
 	ctx, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		conn, err := pgx.Connect(ctx, c.DSN())
+		conn, err := pgx.Connect(ctx, dsn)
 		if err == nil {
 			return conn.Close(ctx)
 		}
@@ -248,8 +274,8 @@ func (c *Cluster) await(ctx context.Context) error {
 // stop ends the server and removes its directory.
 func (c *Cluster) stop() error {
 	if c.cmd != nil && c.cmd.Process != nil && c.cmd.ProcessState == nil {
-		// fast shutdown; fails harmlessly if the server has ended
-		_ = c.cmd.Process.Signal(syscall.SIGINT)
+		// immediate shutdown: nobody reads the data again; fails harmlessly if the server has ended
+		_ = c.cmd.Process.Signal(syscall.SIGQUIT)
 		_ = c.cmd.Wait()
 	}
 	return os.RemoveAll(c.dir)
