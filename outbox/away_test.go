@@ -18,7 +18,7 @@ import (
 
 // The full form is -away=1m -away.rate=500.
 var (
-	awayFor  = flag.Duration("away", 3*time.Second, "how long NATS is away in the test of that")
+	awayFor  = flag.Duration("away", 1500*time.Millisecond, "how long NATS is away in the test of that")
 	awayRate = flag.Int("away.rate", 150, "how many transactions a writer begins in a second meanwhile, if it can")
 )
 
@@ -33,9 +33,11 @@ const (
 func TestNATSAwayUnderLoad(t *testing.T) {
 	t.Parallel()
 	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
 		natsAway(&matrix{TB: t, role: role{Dialect: outbox.SQLite, Address: sqliteAddress(filepath.Join(t.TempDir(), "test.db"))}})
 	})
 	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
 		c := pgtest.StartDurable(t)
 		natsAway(&matrix{TB: t, role: role{Dialect: outbox.PostgreSQL, Address: c.DSN() + "&default_query_exec_mode=exec"}})
 	})

@@ -20,8 +20,8 @@ import (
 
 // The full form of the crash test is -crash.tx=50000 -crash.kills=120 -crash.seeds=20.
 var (
-	crashTx    = flag.Int("crash.tx", 1_500, "how many transactions the crash test runs for each database")
-	crashKills = flag.Int("crash.kills", 16, "how many processes it kills meanwhile")
+	crashTx    = flag.Int("crash.tx", 400, "how many transactions the crash test runs for each database")
+	crashKills = flag.Int("crash.kills", 6, "how many processes it kills meanwhile")
 	crashSeed  = flag.Uint64("crash.seed", 1, "seed of its random moments and victims")
 	crashSeeds = flag.Uint64("crash.seeds", 1, "how many seeds, from that one on")
 )
@@ -33,10 +33,12 @@ func TestCrash(t *testing.T) {
 	t.Parallel()
 	for seed := *crashSeed; seed < *crashSeed+*crashSeeds; seed++ {
 		t.Run(fmt.Sprint("sqlite/seed=", seed), func(t *testing.T) {
+			t.Parallel()
 			m := &matrix{TB: t, role: role{Dialect: outbox.SQLite, Address: sqliteAddress(filepath.Join(t.TempDir(), "test.db")), Seed: seed}}
 			m.run()
 		})
 		t.Run(fmt.Sprint("postgres/seed=", seed), func(t *testing.T) {
+			t.Parallel()
 			c := pgtest.StartDurable(t)
 			m := &matrix{TB: t, cluster: c, role: role{Dialect: outbox.PostgreSQL, Address: c.DSN() + "&default_query_exec_mode=exec", Seed: seed}}
 			m.run()

@@ -31,6 +31,7 @@ func sample(t *testing.T, heading string) string {
 
 // What the documentation prints adds events, with ids where it gives none.
 func TestSamplesOfTheDocumentation(t *testing.T) {
+	t.Parallel()
 	address := pgtest.Start(t)
 	for heading, dialect := range map[string]outbox.Dialect{"SQLite": outbox.SQLite, "PostgreSQL": outbox.PostgreSQL} {
 		t.Run(heading, func(t *testing.T) {

@@ -102,6 +102,7 @@ func TestWhatTheStreamCannotSayIsParked(t *testing.T) {
 // A row that cannot be read, of which something may have been published, holds up none that it was
 // claimed with.
 func TestUnreadableRowsHoldUpNobody(t *testing.T) {
+	t.Parallel()
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))
 	publish := func() {
@@ -207,8 +208,14 @@ func TestNATSAwayCostsNothing(t *testing.T) {
 			t.Errorf("%d publishes at a time", most)
 		}
 	}
-	t.Run("sqlite", func(t *testing.T) { run(t, sqlHarness(newSQLite(t))) })
-	t.Run("postgres", func(t *testing.T) { run(t, sqlHarness(newPostgres(t, pgtest.Start(t)))) })
+	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
+		run(t, sqlHarness(newSQLite(t)))
+	})
+	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
+		run(t, sqlHarness(newPostgres(t, pgtest.Start(t))))
+	})
 }
 
 // One topic takes nothing while others do: its rows wait, and hold up nobody.

@@ -165,14 +165,19 @@ func newRig(tb testing.TB, h outboxtest.Harness, bus *jetstream.Bus) *rig {
 	return &rig{TB: tb, Harness: h, bus: &watcher{Bus: bus}, added: make(map[string][]string), seen: new(counts)}
 }
 
-// forStores runs a test with each kind of store.
+// forStores runs a test with each kind of store, at the same time.
 func forStores(t *testing.T, run func(r *rig)) {
 	t.Helper()
-	t.Run("sqlite", func(t *testing.T) { run(newRig(t, sqlHarness(newSQLite(t)), openBus(t, jetstream.Config{}))) })
+	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
+		run(newRig(t, sqlHarness(newSQLite(t)), openBus(t, jetstream.Config{})))
+	})
 	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
 		run(newRig(t, sqlHarness(newPostgres(t, pgtest.Start(t))), openBus(t, jetstream.Config{})))
 	})
 	t.Run("kv", func(t *testing.T) {
+		t.Parallel()
 		bus := openBus(t, jetstream.Config{})
 		s, err := outbox.NewKVStore(outbox.KVConfig{Collection: openCollection(t, bus, "outbox")})
 		if err != nil {

@@ -34,8 +34,9 @@ type kvRig struct {
 
 func newKVRig(t *testing.T, cfg outbox.KVConfig) *kvRig {
 	t.Helper()
-	nats := natstest.Start(t)
-	limit(nats, kvMaxPayload)
+	nats := natstest.Cluster(t, 1)[0]
+	nats.SetMaxPayload(kvMaxPayload)
+	nats.Start()
 	bus := openBus(t, jetstream.Config{URL: nats.URL()})
 	cfg.Collection, cfg.Shards = openCollection(t, bus, "outbox"), 1
 	s, err := outbox.NewKVStore(cfg)
@@ -117,6 +118,7 @@ func (r *kvRig) failAll(worker string, records []*outbox.Record, text string, pa
 // What was added to an entry until it was full can be claimed, renewed, failed, parked and sent,
 // however long the names and the texts are.
 func TestKVFullEntry(t *testing.T) {
+	t.Parallel()
 	texts := []string{
 		strings.Repeat("x", 2000),
 		strings.Repeat("\x01", 2000), // six bytes each as JSON
@@ -164,6 +166,7 @@ func TestKVFullEntry(t *testing.T) {
 
 // A drainer empties an entry that is full.
 func TestKVFullEntryDrains(t *testing.T) {
+	t.Parallel()
 	r := newKVRig(t, outbox.KVConfig{})
 	if _, err := r.fill(`"` + strings.Repeat("x", 2<<10) + `"`); !errors.Is(err, outbox.ErrFull) {
 		t.Fatalf("got %v, want ErrFull", err)
@@ -234,6 +237,7 @@ func (r *kvRig) putOld(size int, state func(*outbox.Record)) []*outbox.Record {
 
 // An entry that an earlier version filled to the last byte takes no more, and is drained.
 func TestKVOldEntryDrains(t *testing.T) {
+	t.Parallel()
 	for _, spare := range []int{0, 100, 1000} {
 		t.Run(strconv.Itoa(spare), func(t *testing.T) {
 			r := newKVRig(t, outbox.KVConfig{})
@@ -251,6 +255,7 @@ func TestKVOldEntryDrains(t *testing.T) {
 
 // Where there is no room for the texts of errors, records fail without them.
 func TestKVOldEntrySettles(t *testing.T) {
+	t.Parallel()
 	r := newKVRig(t, outbox.KVConfig{})
 	old := r.putOld(kvMaxEntry, func(rec *outbox.Record) {
 		rec.Status, rec.ClaimedBy, rec.LeaseUntil, rec.PublishBegan, rec.Attempts = outbox.Claimed, "w", 1_900_000_000_000, 1_700_000_000_000, 9
@@ -269,6 +274,7 @@ func TestKVOldEntrySettles(t *testing.T) {
 
 // While what is claimed fills an entry, there is nothing to claim, and no error.
 func TestKVOldEntryWaits(t *testing.T) {
+	t.Parallel()
 	r := newKVRig(t, outbox.KVConfig{})
 	old := r.putOld(kvMaxEntry, func(rec *outbox.Record) {
 		rec.Attempts = 9
@@ -288,6 +294,7 @@ func TestKVOldEntryWaits(t *testing.T) {
 
 // When NATS takes less than it took, the error says what to do, and that done nothing is lost.
 func TestKVLoweredMaxPayload(t *testing.T) {
+	t.Parallel()
 	r := newKVRig(t, outbox.KVConfig{})
 	if _, err := r.fill(`"` + strings.Repeat("x", 2<<10) + `"`); !errors.Is(err, outbox.ErrFull) {
 		t.Fatalf("got %v, want ErrFull", err)
@@ -313,6 +320,7 @@ func TestKVLoweredMaxPayload(t *testing.T) {
 // ErrFull says which bound was met and what to do. What was refused can be added when others are
 // published.
 func TestKVFullSaysWhatToDo(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		cfg     outbox.KVConfig
 		payload string
@@ -353,6 +361,7 @@ func TestKVFullSaysWhatToDo(t *testing.T) {
 
 // What no entry could hold is not full, for it would be so for ever.
 func TestKVTooLargeForAnyEntry(t *testing.T) {
+	t.Parallel()
 	r := newKVRig(t, outbox.KVConfig{MaxPayload: 1 << 20})
 	err := r.store.Add(t.Context(), &outbox.Record{Topic: "orders", Payload: []byte(`"` + strings.Repeat("x", kvMaxEntry) + `"`)})
 	if _, ok := errors.AsType[*jetstream.Error](err); !ok || !errors.Is(err, jetstream.ErrTooLarge) || errors.Is(err, outbox.ErrFull) {
@@ -362,6 +371,7 @@ func TestKVTooLargeForAnyEntry(t *testing.T) {
 
 // A name of a worker that has no room is refused.
 func TestKVLongWorker(t *testing.T) {
+	t.Parallel()
 	r := newKVRig(t, outbox.KVConfig{})
 	for _, worker := range []string{longestWorker("w") + "w", strings.Repeat("\x01", 34)} {
 		if _, err := r.store.Claim(t.Context(), outbox.ClaimOptions{Worker: worker, Limit: 1, Lease: time.Hour}); err == nil {
@@ -372,6 +382,7 @@ func TestKVLongWorker(t *testing.T) {
 
 // The default number of records fits with payloads of 1 KiB, on a NATS that is not configured.
 func TestKVDefaults(t *testing.T) {
+	t.Parallel()
 	r := newKVRig(t, outbox.KVConfig{})
 	limit(r.nats, 0)
 	eventually(t, "the bus is there", func() bool { return r.bus.Ready(t.Context()) == nil })

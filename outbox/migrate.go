@@ -179,7 +179,7 @@ WHERE type = 'table' AND name = '{channel}'`,
 		oldPostgres: []string{
 			`SET lock_timeout = '300ms'`,
 			`DO $$ BEGIN IF EXISTS (SELECT 1 FROM pg_catalog.pg_index WHERE indexrelid = to_regclass('{table}_ids') AND NOT indisvalid) THEN DROP INDEX {table}_ids; END IF; END $$`,
-			`SET lock_timeout = '3s'`, // writers do not queue behind what comes next
+			`SET lock_timeout = '{ahead}'`, // writers do not queue behind what comes next
 			`CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS {table}_ids ON {table} (id, aggregatetype)`,
 		},
 		postgres: []string{
@@ -224,11 +224,10 @@ func (s *SQLStore) SQL() string {
 
 // A migration waits for transactions that use the table, and new transactions queue behind the
 // migration. Each attempt therefore waits for at most lockTimeout. There are migrateTries attempts,
-// migratePause apart. What oldPostgres does waits for them, too, but holds nobody up.
+// pace.migratePause apart. What oldPostgres does waits for them, too, but holds nobody up.
 const (
 	lockTimeout  = `SET LOCAL lock_timeout = '300ms'`
 	migrateTries = 3
-	migratePause = 2 * time.Second
 	// migrateLook is how often a program looks whether another has ended what it does ahead.
 	migrateLook = 100 * time.Millisecond
 )
@@ -307,7 +306,7 @@ func (s *SQLStore) Migrate(ctx context.Context) (steps int, err error) {
 		switch {
 		case !inUse(err):
 			return steps, s.wrap("migrate", err)
-		case try == migrateTries || !pause(ctx, migratePause):
+		case try == migrateTries || !pause(ctx, s.pace.migratePause):
 			return 0, s.wrap("migrate", fmt.Errorf("table locked by another transaction; migrate again after that transaction ends: %w", err))
 		}
 	}
@@ -346,7 +345,7 @@ func (s *SQLStore) migrateAhead(ctx context.Context, conn *sql.Conn) (err error)
 			return err
 		}
 		for _, statement := range migrations[i].oldPostgres {
-			if _, err := conn.ExecContext(ctx, inTable(s.table, statement)); err != nil {
+			if _, err := conn.ExecContext(ctx, inTable(s.table, strings.ReplaceAll(statement, "{ahead}", s.pace.aheadTimeout))); err != nil {
 				return fmt.Errorf("version %d: %w", i+1, err)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 // where the server says that it never will, and after the attempts that every record has where the
 // hub knows as many streams as it may.
 func TestTopicsWithoutAStreamAreParked(t *testing.T) {
+	t.Parallel()
 	nats := natstest.Run(t).ClientURL()
 	family := openBus(t, jetstream.Config{URL: nats, Topics: []jetstream.TopicRule{{Pattern: "taken.**", Family: "taken"}}})
 	for _, topic := range []string{"taken.a", "one"} {

@@ -150,6 +150,7 @@ func sqlHarness(s *outbox.SQLStore, db *sql.DB) outboxtest.Harness {
 }
 
 func TestSQLiteStore(t *testing.T) {
+	t.Parallel()
 	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
 		t.Helper()
 		return sqlHarness(newSQLite(t))
@@ -157,6 +158,7 @@ func TestSQLiteStore(t *testing.T) {
 }
 
 func TestPostgresStore(t *testing.T) {
+	t.Parallel()
 	address := pgtest.Start(t)
 	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {
 		t.Helper()
@@ -165,6 +167,7 @@ func TestPostgresStore(t *testing.T) {
 }
 
 func TestKVStore(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{})
 	n := 0
 	outboxtest.Run(t, func(t *testing.T) outboxtest.Harness {

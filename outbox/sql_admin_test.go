@@ -29,6 +29,7 @@ FROM generate_series(1, %[2]d) AS n (i)`
 
 // Stats reads an index, and not the rows, which may be large.
 func TestStatsReadsAnIndexOnly(t *testing.T) {
+	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		fillPending(t, t.db, t.dialect, t.table, 5_000)
 		// as autovacuum does: until then the rows say who may see them
@@ -50,6 +51,7 @@ func TestStatsReadsAnIndexOnly(t *testing.T) {
 
 // A purge that meets a row which somebody is about to retry leaves it.
 func TestPurgeLeavesWhatIsRetriedMeanwhile(t *testing.T) {
+	t.Parallel()
 	address := pgtest.Start(t)
 	s, db := newPostgres(t, address)
 	table := tableOf(db)

@@ -89,7 +89,7 @@ func (s *SQLStore) claim(ctx context.Context, opts *ClaimOptions) (Claim, error)
 
 // takeEach claims each lane separately after a claim of all lanes together failed. The cause, such
 // as a damaged page or a trigger that rejects the change, then affects only its own lanes. Claims
-// skip failed lanes for againMax.
+// skip failed lanes for pace.ailing.
 func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[string][]ref, more bool) (Claim, error) {
 	all, each := Claim{More: more}, *opts
 	for lane, run := range runs {
@@ -111,7 +111,7 @@ func (s *SQLStore) takeEach(ctx context.Context, opts *ClaimOptions, runs map[st
 		if s.ailing == nil || len(s.ailing) == maxAiling {
 			s.ailing = make(map[string]time.Time)
 		}
-		s.ailing[f.Lane] = time.Now().Add(againMax)
+		s.ailing[f.Lane] = time.Now().Add(s.pace.ailing)
 	}
 	slices.SortFunc(all.Records, bySequence)
 	return all, nil

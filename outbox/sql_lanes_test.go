@@ -76,6 +76,7 @@ SELECT 'm' || i, 'mails', CASE WHEN i %% 10 = 0 THEN 'k' || i ELSE '' END, '1' F
 // Claims look at lanes by the index of lanes, with and without topics to leave out, whatever the
 // table holds.
 func TestLooksGoByTheIndexOfLanes(t *testing.T) {
+	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		fillPending(t, t.db, t.dialect, t.table, 5_000)
 		fill(t, t.db, t.dialect, t.table, 5_000)

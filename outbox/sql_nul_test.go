@@ -9,6 +9,7 @@ import (
 // A row of SQLite whose topic or id contains a NUL, at which SQL text functions stop, is parked.
 // It does not keep other topics from being published.
 func TestNULInNamesOfSQLite(t *testing.T) {
+	t.Parallel()
 	for name, row := range map[string]string{
 		"topic":           "'i', 'orders' || char(0) || 'x', 'k'",
 		"topic, no key":   "'i', 'orders' || char(0) || 'x', ''",

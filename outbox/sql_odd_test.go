@@ -15,6 +15,7 @@ import (
 // Rows of one lane that have the same sequence number, as a sequence that was set back gives out,
 // follow each other by their ids, and hold up no other lane.
 func TestRowsWithTheSameSequence(t *testing.T) {
+	t.Parallel()
 	s, db := newPostgres(t, pgtest.Start(t))
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
 	insert := func(seq int, topic, key string, ids ...string) {
@@ -60,6 +61,7 @@ func TestRowsWithTheSameSequence(t *testing.T) {
 // Many rows with the same sequence number in a lane are claimed in order too, as many at a time as
 // any others.
 func TestManyRowsWithTheSameSequence(t *testing.T) {
+	t.Parallel()
 	const rows = 1_000
 	s, db := newPostgres(t, pgtest.Start(t))
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
@@ -78,8 +80,8 @@ func TestManyRowsWithTheSameSequence(t *testing.T) {
 
 // A row that is too large for the bus is parked and says why, and no drainer loads what it holds.
 func TestRowsThatAreTooLargeAreParkedUnread(t *testing.T) {
-	const size = 24 << 20
-	forSQL(t, func(t *sqlTest) {
+	const size = 12 << 20
+	inTurnForSQL(t, func(t *sqlTest) {
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
 		long := fmt.Sprintf("repeat('x', %d)", size)
 		if t.dialect == outbox.SQLite {
@@ -129,6 +131,7 @@ func TestRowsThatAreTooLargeAreParkedUnread(t *testing.T) {
 // SQLite writes a row anew as a whole when its status changes. One that is larger than any event is
 // refused.
 func TestRowsTooLargeForSQLiteAreRefused(t *testing.T) {
+	t.Parallel()
 	s, db := newSQLite(t)
 	const huge = "'\"' || hex(zeroblob(40000000)) || '\"'"
 	if err := s.Add(t.Context(), db, &outbox.Record{ID: "good", Topic: "orders"}); err != nil {
@@ -149,6 +152,7 @@ func TestRowsTooLargeForSQLiteAreRefused(t *testing.T) {
 
 // Names that are too long for the indexes are refused: SQLite has no bound of its own.
 func TestLongNamesAreRefused(t *testing.T) {
+	t.Parallel()
 	s, db := newSQLite(t)
 	const long = "hex(zeroblob(40000))"
 	for column, row := range map[string]string{"id": long + ", 'orders', ''", "aggregatetype": "'a', " + long + ", ''", "aggregateid": "'b', 'orders', " + long} {
@@ -171,6 +175,7 @@ func TestLongNamesAreRefused(t *testing.T) {
 func TestLaneThatCannotBeClaimed(t *testing.T) {
 	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
+		t.store.Hasten()
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
 		refuse := []string{"CREATE TRIGGER refuse BEFORE UPDATE ON " + t.table + " WHEN NEW.id = 'bad' BEGIN SELECT RAISE(ABORT, 'not this one'); END"}
 		allow := "DROP TRIGGER refuse"

@@ -27,8 +27,17 @@ type sqlTest struct {
 	table   string
 }
 
-// forSQL runs a test with each database.
+// forSQL runs a test with each database, at the same time.
 func forSQL(t *testing.T, run func(t *sqlTest)) {
+	t.Helper()
+	inTurnForSQL(t, func(t *sqlTest) {
+		t.Parallel()
+		run(t)
+	})
+}
+
+// inTurnForSQL runs a test that measures with each database, one after the other.
+func inTurnForSQL(t *testing.T, run func(t *sqlTest)) {
 	t.Helper()
 	address := pgtest.Start(t)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
@@ -55,6 +64,7 @@ func claimAll(tb testing.TB, s *outbox.SQLStore) []string {
 // A row that claims could not read is refused: the statement of its writer fails, and nothing is
 // held up.
 func TestLooselyTypedRowsAreRefused(t *testing.T) {
+	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		refused := map[string]string{
 			"a time as text":       "'a', 't', 'k', '1', '2026-01-01 00:00:00'",
@@ -95,6 +105,7 @@ func TestLooselyTypedRowsAreRefused(t *testing.T) {
 // In a table of SQLite that others made, without STRICT, a row that cannot be read is parked, and
 // takes none with it.
 func TestRowThatCannotBeReadIsParked(t *testing.T) {
+	t.Parallel()
 	db := openDB(t, "sqlite", sqliteAddress(filepath.Join(t.TempDir(), "loose.db")))
 	s, err := outbox.NewSQLStore(outbox.SQLConfig{Dialect: outbox.SQLite, DB: db})
 	if err != nil {
@@ -133,6 +144,7 @@ func TestRowThatCannotBeReadIsParked(t *testing.T) {
 // What plain SQL can write and the bus would take, or would not even be asked about, is parked,
 // with what is wrong.
 func TestBadTextIsParked(t *testing.T) {
+	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
 		const noJSON, noUTF8 = "the payload is not JSON", "not valid UTF-8"
@@ -180,6 +192,7 @@ func TestBadTextIsParked(t *testing.T) {
 // What is no UTF-8 is refused before the caller's transaction is touched, which PostgreSQL would
 // abort.
 func TestNoUTF8IsRefusedBeforeTheTransaction(t *testing.T) {
+	t.Parallel()
 	s, db := newPostgres(t, pgtest.Start(t))
 	tx, err := db.BeginTx(t.Context(), nil)
 	if err != nil {
@@ -221,10 +234,13 @@ func listenAt(address string) outbox.Listener {
 
 // Words of SQL are names like others.
 func TestTableNamedByAWordOfSQL(t *testing.T) {
+	t.Parallel()
 	address := pgtest.Start(t)
+	bus := openBus(t, jetstream.Config{})
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {
 		for _, table := range []string{"order", "user", "select", "end"} {
 			t.Run(fmt.Sprint(dialect, "/", table), func(t *testing.T) {
+				topic := fmt.Sprint(dialect, "-", table)
 				cfg := outbox.SQLConfig{Dialect: dialect, Table: table}
 				if dialect == outbox.SQLite {
 					cfg.DB = openDB(t, "sqlite", sqliteAddress(filepath.Join(t.TempDir(), "words.db")))
@@ -232,14 +248,14 @@ func TestTableNamedByAWordOfSQL(t *testing.T) {
 					cfg.DB, cfg.Listen = openDB(t, "pgx", address), listenAt(address)
 				}
 				s := sqlStore(t, cfg)
-				r := newRig(t, sqlHarness(s, cfg.DB), openBus(t, jetstream.Config{}))
+				r := newRig(t, sqlHarness(s, cfg.DB), bus)
 				if dialect == outbox.PostgreSQL {
 					// so that only notifications help
 					r.start(func(c *outbox.Config) { c.Poll = time.Hour })
-					r.add("orders", "a")
+					r.add(topic, "a")
 					r.empty()
 				}
-				r.add("orders", "")
+				r.add(topic, "")
 				if dialect == outbox.SQLite {
 					r.drain(nil)
 				}

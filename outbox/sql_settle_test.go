@@ -14,6 +14,7 @@ import (
 // A row that the database refuses to settle, for example because of a user's trigger, affects only
 // its own lane.
 func TestLaneThatCannotBeSettled(t *testing.T) {
+	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))
 		allow := refuseUpdate(t, "NEW.id = 'bad' AND NEW.status = 'sent'")
@@ -65,6 +66,7 @@ func refuseUpdate(t *sqlTest, when string) (allow func()) {
 // Rows that the database refuses to change keep others neither from being settled, nor from being
 // renewed, nor from coming back after their leases.
 func TestRefusedRowsAffectNoOther(t *testing.T) {
+	t.Parallel()
 	forSQL(t, func(t *sqlTest) {
 		const rows = 20
 		for i := range rows {

@@ -68,6 +68,7 @@ type SQLStore struct {
 	table      string
 	maxPayload int
 	listen     Listener
+	pace       pace
 
 	mu       sync.Mutex
 	queries  map[string]statement // by the text before its translation; at most maxStatements
@@ -75,6 +76,15 @@ type SQLStore struct {
 	// lanes that failed to be claimed, and until when claims skip them
 	ailing map[string]time.Time
 }
+
+// pace is how long the store waits. It is usualPace, except in tests.
+type pace struct {
+	ailing       time.Duration // how long claims skip a lane that failed
+	migratePause time.Duration // between attempts to migrate
+	aheadTimeout string        // lock_timeout of what a migration does ahead, which holds nobody up
+}
+
+var usualPace = pace{ailing: againMax, migratePause: 2 * time.Second, aheadTimeout: "3s"}
 
 var _ Store = (*SQLStore)(nil)
 
@@ -99,7 +109,7 @@ func NewSQLStore(cfg SQLConfig) (*SQLStore, error) {
 	if err := sqltext.ValidTable(cfg.Table, cfg.Dialect == SQLite); err != nil {
 		return nil, fmt.Errorf("outbox: SQL store: %w", err)
 	}
-	return &SQLStore{dialect: cfg.Dialect, db: cfg.DB, table: cfg.Table, maxPayload: cfg.MaxPayload, listen: cfg.Listen}, nil
+	return &SQLStore{dialect: cfg.Dialect, db: cfg.DB, table: cfg.Table, maxPayload: cfg.MaxPayload, listen: cfg.Listen, pace: usualPace}, nil
 }
 
 // Add adds a record in the caller's transaction. The record is published if the transaction

@@ -13,6 +13,7 @@ import (
 // A transaction that took its number early and commits late: what it added is neither skipped nor
 // does it hold up others.
 func TestRowsCommittedOutOfOrderAreNotSkipped(t *testing.T) {
+	t.Parallel()
 	s, db := newPostgres(t, pgtest.Start(t))
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
 	begin := func(records ...*outbox.Record) *sql.Tx {
@@ -49,6 +50,7 @@ func TestRowsCommittedOutOfOrderAreNotSkipped(t *testing.T) {
 
 // The statements work behind a pooler that keeps no session, where the driver prepares nothing.
 func TestWithoutPreparedStatements(t *testing.T) {
+	t.Parallel()
 	address := pgtest.Start(t)
 	for _, mode := range []string{"exec", "simple_protocol"} {
 		t.Run(mode, func(t *testing.T) {
@@ -77,6 +79,7 @@ func TestWithoutPreparedStatements(t *testing.T) {
 // Plain SQL can add a row whose id is empty. It is parked, for each publish of it would be another
 // event.
 func TestEmptyIDIsParked(t *testing.T) {
+	t.Parallel()
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
 	if _, err := db.ExecContext(t.Context(), "INSERT INTO outbox (id, aggregatetype, payload) VALUES ('', 'orders', '1')"); err != nil {
