@@ -43,12 +43,14 @@ func eachDatabase(t *testing.T, test func(t *testing.T, dialect Dialect, open fu
 		return db
 	}
 	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
 		file := filepath.Join(t.TempDir(), "rows.db")
 		test(t, SQLite, func() *sql.DB {
 			return connect(t, "sqlite", "file:"+file+"?_pragma=busy_timeout(10000)&_pragma=journal_mode(wal)&_txlock=immediate")
 		})
 	})
 	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
 		dsn := pgtest.Start(t)
 		test(t, PostgreSQL, func() *sql.DB { return connect(t, "pgx", dsn) })
 	})
@@ -171,10 +173,10 @@ func TestChangelog(t *testing.T) {
 			table := openTable(t, SQLTableConfig{DB: open(), Dialect: dialect, Table: "things"})
 			return startChangelog(t, Changelog{Bus: JetStream(bus), Topic: "rows.things", Group: "copy", From: jetstream.FromEarliest, Into: table, Batch: 50})
 		}
-		write(t, bus, "rows.things", rng, 40, 300, state)
+		write(t, bus, "rows.things", rng, 40, 150, state)
 		stops := []func(){run(), run()}
-		for i := range 6 {
-			write(t, bus, "rows.things", rng, 40, 200, state)
+		for i := range 4 {
+			write(t, bus, "rows.things", rng, 40, 80, state)
 			stops[i%2]()
 			stops[i%2] = run()
 		}
@@ -192,7 +194,7 @@ func TestChangelog(t *testing.T) {
 // written twice, shows.
 func TestChangelogWritesInOneTransaction(t *testing.T) {
 	t.Parallel()
-	const events = 200
+	const events = 100
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
 		t.Helper()
 		bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})

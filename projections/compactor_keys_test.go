@@ -71,6 +71,7 @@ func wantSnapshots(tb testing.TB, bus *jetstream.Bus, want map[string]int) {
 // TestSnapshotsByKeySource takes keys from payloads, over restarts, and over a stream that was made
 // anew.
 func TestSnapshotsByKeySource(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	log := newBook(t)
@@ -185,6 +186,7 @@ func (l laterKeys) GetMany(ctx context.Context, keys []string) (map[string]*jets
 
 // TestSnapshotsOfBatchKeys restricts snapshots to keys, to others later, and then to none.
 func TestSnapshotsOfBatchKeys(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	only := func(keys ...string) *Compactor {
 		return NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: keys, Logger: logs(t)})
@@ -228,6 +230,7 @@ func TestSnapshotsOfBatchKeys(t *testing.T) {
 // TestSnapshotsByKeySourceOfACompactedTopic has a topic with keys, whose snapshots go by another
 // one, and by two of those.
 func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "/owner", BatchKeys: []string{"ann", "bob"}, Logger: logs(t)})
 	put(t, bus, topicState, "car1", `{"owner":"ann","n":1}`)
@@ -246,6 +249,7 @@ func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
 // TestTwoCompactorsByKeySource lets two hubs compact while readings come in: each snapshot is newer
 // than the one before, and in the end each is of the newest reading.
 func TestTwoCompactorsByKeySource(t *testing.T) {
+	t.Parallel()
 	const keys, events = 40, 2_000
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
@@ -293,6 +297,7 @@ func TestTwoCompactorsByKeySource(t *testing.T) {
 // TestReadersOfPartialSnapshots wants a mirror to be whole although the snapshots are of some keys,
 // and a projection to refuse to begin with such.
 func TestReadersOfPartialSnapshots(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	c := NewCompactor(CompactorConfig{Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, BatchKeys: []string{"a"}, Logger: logs(t)})
 	put(t, bus, topicState, "a", "1")
@@ -312,6 +317,7 @@ func TestReadersOfPartialSnapshots(t *testing.T) {
 }
 
 func TestCompactorThatIsWrong(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	for want, cfg := range map[string]CompactorConfig{
 		"not a JSON pointer": {Bus: JetStream(bus), Topic: topicState, Snapshot: topicSnapshots, KeySource: "id"},

@@ -69,6 +69,7 @@ func written(tb testing.TB, bus *jetstream.Bus) map[string][]*jetstream.Event {
 }
 
 func TestOnlyWhatChangedIsWritten(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	c := newCompactor(t, JetStream(bus))
@@ -133,6 +134,7 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 // TestTwoCompactors lets two hubs compact while events come in: no snapshot replaces a newer one,
 // or one of the same event.
 func TestTwoCompactors(t *testing.T) {
+	t.Parallel()
 	const keys, writes = 40, 2_000
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
@@ -201,6 +203,7 @@ func TestTwoCompactors(t *testing.T) {
 // TestLargeSnapshots has payloads of the largest size, and one from a native client that grows when
 // it becomes JSON.
 func TestLargeSnapshots(t *testing.T) {
+	t.Parallel()
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})
 	nc, err := nats.Connect(url)
@@ -234,6 +237,7 @@ func TestLargeSnapshots(t *testing.T) {
 }
 
 func TestCompactorOfAClosedBus(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	compact(t, bus, newCompactor(t, JetStream(bus)), put(t, bus, topicState, "k", "1"))
 	ended := make(chan error, 1)

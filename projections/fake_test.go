@@ -66,6 +66,7 @@ func (f *fakeTopic) Watch(ctx context.Context, _ []string, yield func(*jetstream
 }
 
 func TestReconstructOnAFakeHistory(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	topic := &fakeTopic{}
 	for i, key := range []string{"a", "b", "a"} {
@@ -87,6 +88,7 @@ func TestReconstructOnAFakeHistory(t *testing.T) {
 }
 
 func TestMirrorOnAFakeBus(t *testing.T) {
+	t.Parallel()
 	topic := &fakeTopic{changes: make(chan *jetstream.Event)}
 	m := NewMirror(MirrorConfig{Bus: fakeBus{topic: topic}, Topic: "state", Logger: logs(t)})
 	ctx, cancel := context.WithCancel(t.Context())

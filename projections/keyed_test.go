@@ -26,6 +26,7 @@ var oddKeys = []string{"host:name:1", "a.b.c", "*", ">", "a b", "ä€\u2028", "
 
 // TestStatesFollowTheStream has one instance and all that can come on a topic.
 func TestStatesFollowTheStream(t *testing.T) {
+	t.Parallel()
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url})
 	spied := &spy{Bus: JetStream(bus)}
@@ -88,7 +89,8 @@ func TestStatesFollowTheStream(t *testing.T) {
 
 // TestInstancesComeAndGo starts and stops instances at random while events come in.
 func TestInstancesComeAndGo(t *testing.T) {
-	const most, keys, steps, perStep = 3, 40, 30, 60
+	t.Parallel()
+	const most, keys, steps, perStep = 3, 40, 20, 40
 	url := startNATS(t)
 	rnd := rand.New(rand.NewPCG(5, 1))
 	var buses [most]*jetstream.Bus
@@ -154,6 +156,7 @@ func (b *behindBus) History(topic string) History {
 // TestALeaderThatIsBehind looks for an event that another member holds, at a leader that has not
 // caught up. The event is not taken for one that is gone.
 func TestALeaderThatIsBehind(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{URL: startNATS(t)})
 	for _, payload := range []string{"1", "2", "3"} {
 		put(t, bus, topicCounts, "k", payload)
@@ -188,9 +191,9 @@ func TestALeaderThatIsBehind(t *testing.T) {
 // TestGroupIsMoved sets the group back and forward under instances that are at work.
 func TestGroupIsMoved(t *testing.T) {
 	t.Parallel()
-	const keys, rounds, perRound = 20, 12, 100
+	const keys, rounds, perRound = 20, 8, 60
 	url := startNATS(t)
-	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
+	one, two := openBus(t, jetstream.Config{URL: url, AckWait: ackWait}), openBus(t, jetstream.Config{URL: url, AckWait: ackWait})
 	seen := newTally()
 	p := Projection{From: jetstream.FromEarliest, Observer: seen}
 	run(t, JetStream(one), p)
@@ -218,6 +221,7 @@ func TestGroupIsMoved(t *testing.T) {
 
 // TestPassedOverEventsStayOut moves the group forward past events that nobody has had.
 func TestPassedOverEventsStayOut(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	p := Projection{From: jetstream.FromEarliest}
 	put(t, bus, topicCounts, "k", "1")
@@ -237,6 +241,7 @@ func TestPassedOverEventsStayOut(t *testing.T) {
 
 // TestWhereAProjectionBegins wants nothing from before the start in any state.
 func TestWhereAProjectionBegins(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	const keys = 5
 	publishAll := func(from int) (last jetstream.Receipt) {
@@ -267,6 +272,7 @@ func TestWhereAProjectionBegins(t *testing.T) {
 }
 
 func TestWrongProjections(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	put(t, bus, topicCounts, "k", "1")
 	for name, p := range map[string]Projection{
@@ -415,6 +421,7 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 
 // TestPoisonedThousand has a key all of whose events are poison.
 func TestPoisonedThousand(t *testing.T) {
+	t.Parallel()
 	const queued = 1_000
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	apply := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
@@ -469,6 +476,7 @@ func TestPassingErrors(t *testing.T) {
 // TestSlowKey has a key whose Apply hangs: the others go on, and ending hands everything back at
 // once.
 func TestSlowKey(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	hang := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 		if e.Key == "slow" {
@@ -538,7 +546,7 @@ func TestUnknownOutcomes(t *testing.T) {
 	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
-	for i := range 300 {
+	for i := range 150 {
 		s.put(t, "k"+strconv.Itoa(i%20))
 	}
 	s.flush(t)
@@ -557,6 +565,7 @@ func TestUnknownOutcomes(t *testing.T) {
 
 // TestClockBehind wants nothing doubled by a hub whose clock is behind that of the server.
 func TestClockBehind(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 100 {
@@ -578,7 +587,7 @@ func TestClockBehind(t *testing.T) {
 // TestConnectionCut stops the server and starts it again while events are under way.
 func TestConnectionCut(t *testing.T) {
 	t.Parallel()
-	const keys, cuts, perCut = 30, 4, 300
+	const keys, cuts, perCut = 30, 2, 150
 	srv := natstest.Start(t)
 	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second})
 	run(t, JetStream(one), Projection{From: jetstream.FromEarliest})
@@ -602,6 +611,7 @@ func TestConnectionCut(t *testing.T) {
 // TestWhatNoStoreTakes has states and keys that are too large: dead letters, and nobody waits for
 // them.
 func TestWhatNoStoreTakes(t *testing.T) {
+	t.Parallel()
 	for name, store := range map[string]func(bus Bus) func(context.Context, int) (Store, error){
 		"bucket": func(Bus) func(context.Context, int) (Store, error) { return nil },
 		"topic": func(bus Bus) func(context.Context, int) (Store, error) {
@@ -651,6 +661,7 @@ func TestWhatNoStoreTakes(t *testing.T) {
 
 // TestBusClosed wants a projection to end, with an error, when its bus is closed under it.
 func TestBusClosed(t *testing.T) {
+	t.Parallel()
 	for name, p := range map[string]Projection{
 		"keyed":   {From: jetstream.FromEarliest},
 		"ordered": {From: jetstream.FromEarliest, Key: func(e *jetstream.Event) (string, error) { return e.Key, nil }},

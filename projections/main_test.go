@@ -10,6 +10,10 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
+// ackWait is the AckWait of buses in tests that leave events unsettled at a member, which others get
+// after it: when a group is moved, or joined again.
+const ackWait = 2 * time.Second
+
 // patience bounds what a test waits for. Reaching it is a failure.
 const patience = 30 * time.Second
 

@@ -13,7 +13,7 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-var memoryKeys = flag.Int("memory.keys", 8_000, "how many keys the memory test has; 1000000 is the full form")
+var memoryKeys = flag.Int("memory.keys", 4_000, "how many keys the memory test has; 1000000 is the full form")
 
 // TestMemory projects more keys than the cache holds, twice: the memory is bounded by the cache,
 // however many keys there are.
@@ -72,6 +72,7 @@ func TestMemory(t *testing.T) {
 
 // TestCacheIsBounded counts the bytes too, and keeps one state that is larger than all of it.
 func TestCacheIsBounded(t *testing.T) {
+	t.Parallel()
 	full := 0
 	c := newCache(10, 10_000, func() { full++ })
 	for i := range 100 {

@@ -165,6 +165,7 @@ func native(tb testing.TB, url string) natsjs.JetStream {
 // retention are at work: what was confirmed before a boot is there when it is ready, no key goes
 // back, and in the end all have all.
 func TestMirrorsBootDuringWrites(t *testing.T) {
+	t.Parallel()
 	const boots, keys = 24, 30
 	url := startNATS(t)
 	bus, other := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
@@ -244,6 +245,7 @@ func TestMirrorsBootDuringWrites(t *testing.T) {
 // TestMirrorWhoseSnapshotsAreTooOld boots from snapshots behind which the topic has dropped
 // everything.
 func TestMirrorWhoseSnapshotsAreTooOld(t *testing.T) {
+	t.Parallel()
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})
 	put(t, bus, topicState, "removed", "1")
@@ -276,6 +278,7 @@ func TestMirrorWhoseSnapshotsAreTooOld(t *testing.T) {
 
 // TestMirrorIsOvertaken has a mirror that is so slow that the topic drops what it has not read.
 func TestMirrorIsOvertaken(t *testing.T) {
+	t.Parallel()
 	const keys, events = 6_000, 12_000 // the first is what a reader may have fetched
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})
@@ -323,6 +326,7 @@ func TestMirrorIsOvertaken(t *testing.T) {
 
 // TestMirrorOfATopicThatIsNotThere begins before the topic does.
 func TestMirrorOfATopicThatIsNotThere(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	m := runMirror(t, MirrorConfig{Bus: JetStream(bus), Snapshot: topicSnapshots})
 	awaitMirror(t, m)
@@ -335,6 +339,7 @@ func TestMirrorOfATopicThatIsNotThere(t *testing.T) {
 
 // TestMirrorOverTheLimit reads what it does not hold.
 func TestMirrorOverTheLimit(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	for i := range 10 {
 		put(t, bus, topicState, "k"+strconv.Itoa(i), strconv.Itoa(i))

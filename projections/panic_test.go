@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
@@ -95,6 +96,7 @@ func TestPanicOfApply(t *testing.T) {
 	}
 	for name, key := range map[string]func(*jetstream.Event) (string, error){"keys of the events": nil, "keys of its own": ownKey} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 			log, seen := newBook(t), newTally()
 			var p panicky
@@ -223,6 +225,7 @@ func TestPanicOfStore(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 			log, seen := newBook(t), newTally()
 			store := &panickyStore{load: c.load, save: c.save}
@@ -273,6 +276,7 @@ func (o panickyObserver) LimitReached(limit string) {
 
 // TestPanicOfObserver wants events applied although whoever is told of them panics.
 func TestPanicOfObserver(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	log, seen := newBook(t), newTally()
 	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest, Observer: panickyObserver{seen}, CacheKeys: 1, Logger: log.logger()})
@@ -301,7 +305,7 @@ func TestPanicInRebuild(t *testing.T) {
 	workedOff(t, JetStream(bus), "counter")
 	r.stop(t)
 	err := Rebuild(t.Context(), JetStream(bus), Projection{
-		Topic: topicCounts, Group: "counter", Attempts: 2, Logger: log.logger(),
+		Topic: topicCounts, Group: "counter", Attempts: 2, Logger: log.logger(), grace: time.Second,
 		Apply: func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 			if string(e.Payload) == `"bad"` {
 				bad.Add(1)
@@ -362,6 +366,7 @@ func TestPanicOfTable(t *testing.T) {
 // TestPanicOfListeners wants a mirror and a compactor to go on beside a Changed, an Observer and a
 // Written that panic.
 func TestPanicOfListeners(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: compacted})
 	log, seen := newBook(t), newTally()
 	var told atomic.Int64
@@ -397,6 +402,7 @@ func TestPanicOfListeners(t *testing.T) {
 // TestEndedGoroutine has an Apply that ends its goroutine, as a test's FailNow does: the projection
 // ends with an error that says so, and the event is left for the next instance.
 func TestEndedGoroutine(t *testing.T) {
+	t.Parallel()
 	for name, key := range map[string]func(*jetstream.Event) (string, error){
 		"the events' own keys": nil,
 		"keys at the same time": func(e *jetstream.Event) (string, error) {
@@ -407,6 +413,7 @@ func TestEndedGoroutine(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 			put(t, bus, topicCounts, "k", "1")
 			put(t, bus, topicCounts, "l", "1")

@@ -73,6 +73,9 @@ type Projection struct {
 	Tracer Tracer
 	// Logger receives operational events. By default, nothing is logged.
 	Logger *slog.Logger
+
+	// grace is rebuildGrace, except in tests.
+	grace time.Duration
 }
 
 // Observer receives metrics of projections. Its methods may be called concurrently and must not

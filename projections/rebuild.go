@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,7 +58,7 @@ func Rebuild(ctx context.Context, bus Bus, p Projection) error {
 		return fmt.Errorf("rebuild of projection %s: %w", p.Name, err)
 	}
 	p.Logger.LogAttrs(ctx, slog.LevelInfo, "projection rebuilt", slog.String("projection", p.Name), slog.Int("version", next))
-	if err := pause(ctx, rebuildGrace); err != nil {
+	if err := pause(ctx, cmp.Or(p.grace, rebuildGrace)); err != nil {
 		return nil //nolint:nilerr // the rebuild is done; the next one removes what remains
 	}
 	if err := v.remove(ctx, live); err != nil {

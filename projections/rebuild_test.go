@@ -28,7 +28,7 @@ func prefixed(prefix string) func(context.Context, []byte, *jetstream.Event) ([]
 }
 
 func counterProjection(prefix string) Projection {
-	return Projection{Topic: topicCounts, Group: "counter", From: jetstream.FromEarliest, Apply: prefixed(prefix)}
+	return Projection{Topic: topicCounts, Group: "counter", From: jetstream.FromEarliest, Apply: prefixed(prefix), grace: time.Second}
 }
 
 // rebuildRig is two live instances with a stream of events.
@@ -42,7 +42,7 @@ const rebuildKeys = 30
 func newRebuildRig(t *testing.T) *rebuildRig {
 	t.Helper()
 	url := startNATS(t)
-	r := &rebuildRig{one: openBus(t, jetstream.Config{URL: url}), two: openBus(t, jetstream.Config{URL: url})}
+	r := &rebuildRig{one: openBus(t, jetstream.Config{URL: url, AckWait: ackWait}), two: openBus(t, jetstream.Config{URL: url, AckWait: ackWait})}
 	run(t, JetStream(r.one), counterProjection("old "))
 	run(t, JetStream(r.two), counterProjection("old "))
 	s := newStream(r.one, topicCounts)
@@ -54,7 +54,7 @@ func newRebuildRig(t *testing.T) *rebuildRig {
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		ticker := time.NewTicker(2 * time.Millisecond)
+		ticker := time.NewTicker(4 * time.Millisecond)
 		defer ticker.Stop()
 		for {
 			select {
@@ -258,6 +258,7 @@ func TestTwoRebuilds(t *testing.T) {
 
 // TestRebuildAfterRebuild goes through versions, as deployments do.
 func TestRebuildAfterRebuild(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 100 {
@@ -269,6 +270,7 @@ func TestRebuildAfterRebuild(t *testing.T) {
 	for i := range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := counterProjection(strconv.Itoa(i+1) + " ")
+		p.grace = time.Hour
 		ended := make(chan error, 1)
 		go func() { ended <- Rebuild(ctx, JetStream(bus), p) }()
 		poll(t, "the swap", func() bool { return versionNow(t, JetStream(bus)).Version == i+2 })

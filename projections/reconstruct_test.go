@@ -17,6 +17,7 @@ import (
 // TestReconstruct wants, at the moment of each event, what a fold of the stream up to it gives, for
 // every key.
 func TestReconstruct(t *testing.T) {
+	t.Parallel()
 	const keys, events = 4, 60
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	rnd := rand.New(rand.NewPCG(5, 8))
@@ -96,6 +97,7 @@ func (p *purging) Scan(ctx context.Context, opts jetstream.ScanOptions, f func(*
 }
 
 func TestReconstructOfWhatIsLeft(t *testing.T) {
+	t.Parallel()
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url})
 	js := native(t, url)

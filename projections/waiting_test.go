@@ -11,6 +11,7 @@ import (
 // an older event of the key that another member gave back, and then a newer one. The projection
 // finds the event in between.
 func TestEventThatWaitsAtAnotherMember(t *testing.T) {
+	t.Parallel()
 	url := startNATS(t)
 	bus, other := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
 	put(t, bus, topicCounts, "k", "1")

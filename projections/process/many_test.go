@@ -17,6 +17,7 @@ import (
 // A full topic of states takes no new process. The processes that it has go on, and a new one is
 // taken when another has gone.
 func TestAFullTopicOfStatesHoldsUpNoProcess(t *testing.T) {
+	t.Parallel()
 	const known = 3
 	bus := openBus(t, jetstream.Config{
 		Server: natstest.Embed(t, t.TempDir()),
@@ -53,6 +54,7 @@ func TestAFullTopicOfStatesHoldsUpNoProcess(t *testing.T) {
 // A principal that may only publish heartbeats makes so many processes. Others, and the processes
 // that it has, are not held up.
 func TestNewProcessesOfAClientAreRationed(t *testing.T) {
+	t.Parallel()
 	const burst = 5
 	bus := openBus(t, jetstream.Config{
 		Server: natstest.Embed(t, t.TempDir()), Derived: []jetstream.DerivedKeys{Keys()},

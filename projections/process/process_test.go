@@ -183,6 +183,7 @@ func wantEachOnce(t *testing.T, all []stored, processes, perProcess int) {
 }
 
 func TestEachHeartbeatBecomesAState(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	ts := int64(1_700_000_000_000)
 	first, err := bus.Publish(t.Context(), TopicHeartbeat,
@@ -223,6 +224,7 @@ func TestEachHeartbeatBecomesAState(t *testing.T) {
 // TestRestart ends the projector, the bus and the server with it, again and again while heartbeats
 // come in.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	const processes, perProcess, restarts = 10, 60, 5
 	dir := t.TempDir()
 	var last jetstream.Receipt
@@ -255,6 +257,7 @@ func TestRestart(t *testing.T) {
 // TestNothingIsDoubledWhenAllComesAgain sets the group back, as lost acknowledgements would, only
 // further.
 func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
+	t.Parallel()
 	const processes, perProcess = 10, 20
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	cfg := Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour}
@@ -284,6 +287,7 @@ func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 // TestTwoHubs lets two projectors share the group while heartbeats come in over both hubs, and
 // restarts one of them.
 func TestTwoHubs(t *testing.T) {
+	t.Parallel()
 	const processes, perProcess = 20, 100
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
@@ -309,6 +313,7 @@ func TestTwoHubs(t *testing.T) {
 // as a hub does that was killed: they must not be left out because later ones of the same process
 // came first.
 func TestHeartbeatsOutOfOrder(t *testing.T) {
+	t.Parallel()
 	const held = 20
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	arrived := make(chan struct{}, held)
@@ -343,6 +348,7 @@ func TestHeartbeatsOutOfOrder(t *testing.T) {
 }
 
 func TestStale(t *testing.T) {
+	t.Parallel()
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
 	cfg := Config{StaleAfter: 400 * time.Millisecond, ScanEvery: 20 * time.Millisecond}
@@ -399,6 +405,7 @@ func TestStale(t *testing.T) {
 // TestStaleAfterRestart wants processes marked that fell silent while no hub ran, and one that did
 // not left alone.
 func TestStaleAfterRestart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir)})
 	stop := start(t, Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour})
@@ -436,6 +443,7 @@ func TestStaleAfterRestart(t *testing.T) {
 
 // TestMoreProcessesThanAreKept wants the same result with less memory.
 func TestMoreProcessesThanAreKept(t *testing.T) {
+	t.Parallel()
 	const processes, perProcess = 7, 3
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	start(t, Config{Bus: projections.JetStream(bus), MaxProcesses: 2, StaleAfter: time.Second, ScanEvery: 20 * time.Millisecond})
@@ -458,6 +466,7 @@ func TestMoreProcessesThanAreKept(t *testing.T) {
 }
 
 func TestWhatIsNoHeartbeat(t *testing.T) {
+	t.Parallel()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	start(t, Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour})
 	publish(t, bus, heartbeat(1, 0))
