@@ -250,7 +250,7 @@ func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
 // than the one before, and in the end each is of the newest reading.
 func TestTwoCompactorsByKeySource(t *testing.T) {
 	t.Parallel()
-	const keys, events = 40, 2_000
+	const keys, events = 40, 600
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
 	read(t, one, "0", 0)

@@ -135,7 +135,7 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 // or one of the same event.
 func TestTwoCompactors(t *testing.T) {
 	t.Parallel()
-	const keys, writes = 40, 2_000
+	const keys, writes = 40, 600
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
 	put(t, one, topicState, "k0", "0")

@@ -335,7 +335,7 @@ func TestDualWriteOfARemadeStream(t *testing.T) {
 func TestDualWriteLooksForOldCopies(t *testing.T) {
 	t.Parallel()
 	rule := jetstream.TopicRule{Pattern: topicSource + ".v2", DuplicateWindow: time.Second, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: topicSource}}
-	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rule)})
+	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rule), AckWait: ackWait})
 	registerVersions(t, bus)
 	stop := startDualWrite(t, JetStream(bus), []int{1, 2}, nil)
 	for i := range 60 {
@@ -373,7 +373,7 @@ func TestDualWriteAddsAVersion(t *testing.T) {
 			Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: topicSource},
 		})
 	}
-	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rules...)})
+	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rules...), AckWait: ackWait})
 	registerVersions(t, bus)
 	publish := func(n int) {
 		for i := range n {

@@ -25,8 +25,7 @@ import (
 var oddKeys = []string{"host:name:1", "a.b.c", "*", ">", "a b", "ä€\u2028", "=41", "%2F/..", ".", "\"\\", "\x7f", strings.Repeat("k", 512), strings.Repeat("€", 170)}
 
 // TestStatesFollowTheStream has one instance and all that can come on a topic.
-func TestStatesFollowTheStream(t *testing.T) {
-	t.Parallel()
+func TestStatesFollowTheStream(t *testing.T) { // not in parallel: the hub must not stand still
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url})
 	spied := &spy{Bus: JetStream(bus)}
@@ -96,7 +95,7 @@ func TestInstancesComeAndGo(t *testing.T) {
 	var buses [most]*jetstream.Bus
 	var instances [most]*running
 	for i := range buses {
-		buses[i] = openBus(t, jetstream.Config{URL: url, AckWait: time.Second})
+		buses[i] = openBus(t, jetstream.Config{URL: url, AckWait: ackWait})
 	}
 	toggle := func(i int) {
 		if instances[i] != nil {
@@ -191,7 +190,7 @@ func TestALeaderThatIsBehind(t *testing.T) {
 // TestGroupIsMoved sets the group back and forward under instances that are at work.
 func TestGroupIsMoved(t *testing.T) {
 	t.Parallel()
-	const keys, rounds, perRound = 20, 8, 60
+	const keys, rounds, perRound = 20, 3, 100
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url, AckWait: ackWait}), openBus(t, jetstream.Config{URL: url, AckWait: ackWait})
 	seen := newTally()
@@ -222,7 +221,7 @@ func TestGroupIsMoved(t *testing.T) {
 // TestPassedOverEventsStayOut moves the group forward past events that nobody has had.
 func TestPassedOverEventsStayOut(t *testing.T) {
 	t.Parallel()
-	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), AckWait: ackWait})
 	p := Projection{From: jetstream.FromEarliest}
 	put(t, bus, topicCounts, "k", "1")
 	first := run(t, JetStream(bus), p)
@@ -475,9 +474,8 @@ func TestPassingErrors(t *testing.T) {
 
 // TestSlowKey has a key whose Apply hangs: the others go on, and ending hands everything back at
 // once.
-func TestSlowKey(t *testing.T) {
-	t.Parallel()
-	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+func TestSlowKey(t *testing.T) { // not in parallel: the hub must not stand still
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), AckWait: time.Hour})
 	hang := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {
 		if e.Key == "slow" {
 			<-ctx.Done()
@@ -499,12 +497,8 @@ func TestSlowKey(t *testing.T) {
 		return got["k0"] == want["k0"] && got["k4"] == want["k4"]
 	})
 	first.stop(t)
-	began := time.Now()
 	run(t, JetStream(bus), Projection{From: jetstream.FromEarliest})
-	workedOff(t, JetStream(bus), "counter")
-	if took := time.Since(began); took > 15*time.Second {
-		t.Errorf("the leases came back after %v", took) // AckWait is 30 s
-	}
+	workedOff(t, JetStream(bus), "counter") // the leases came back before AckWait
 	wantStates(t, viewed(t, JetStream(bus), "counter"), want)
 }
 
@@ -566,7 +560,7 @@ func TestUnknownOutcomes(t *testing.T) {
 // TestClockBehind wants nothing doubled by a hub whose clock is behind that of the server.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
-	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), AckWait: ackWait})
 	s := newStream(bus, topicCounts)
 	for i := range 100 {
 		s.put(t, "k"+strconv.Itoa(i%10))
@@ -589,7 +583,7 @@ func TestConnectionCut(t *testing.T) {
 	t.Parallel()
 	const keys, cuts, perCut = 30, 2, 150
 	srv := natstest.Start(t)
-	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: time.Second})
+	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: ackWait}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: ackWait})
 	run(t, JetStream(one), Projection{From: jetstream.FromEarliest})
 	run(t, JetStream(two), Projection{From: jetstream.FromEarliest})
 	rnd := rand.New(rand.NewPCG(5, 4))

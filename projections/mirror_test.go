@@ -166,7 +166,7 @@ func native(tb testing.TB, url string) natsjs.JetStream {
 // back, and in the end all have all.
 func TestMirrorsBootDuringWrites(t *testing.T) {
 	t.Parallel()
-	const boots, keys = 24, 30
+	const boots, keys = 12, 30
 	url := startNATS(t)
 	bus, other := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
 	js := native(t, url)
