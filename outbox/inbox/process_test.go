@@ -21,8 +21,8 @@ import (
 
 // The long form is -inbox.events=100000 -inbox.kills=100.
 var (
-	inboxEvents = flag.Int("inbox.events", 4_000, "events that are consumed with each database")
-	inboxKills  = flag.Int("inbox.kills", 12, "how many consumers, and NATS servers, are killed meanwhile")
+	inboxEvents = flag.Int("inbox.events", 1_000, "events that are consumed with each database")
+	inboxKills  = flag.Int("inbox.kills", 4, "how many consumers, and NATS servers, are killed meanwhile")
 )
 
 // role is what a consumer process is told.
@@ -90,7 +90,10 @@ func consume(ctx context.Context, r role) error {
 func TestEffectsAreExactlyOnce(t *testing.T) {
 	t.Parallel()
 	run := func(dialect outbox.Dialect, address func(*testing.T) string) {
-		t.Run(string(dialect), func(t *testing.T) { exactlyOnce(t, role{Dialect: dialect, Address: address(t)}) })
+		t.Run(string(dialect), func(t *testing.T) {
+			t.Parallel()
+			exactlyOnce(t, role{Dialect: dialect, Address: address(t)})
+		})
 	}
 	run(outbox.SQLite, func(t *testing.T) string { t.Helper(); return sqliteAddress(t) })
 	run(outbox.PostgreSQL, func(t *testing.T) string { t.Helper(); return pgtest.Start(t) })
@@ -142,7 +145,7 @@ func exactlyOnce(t *testing.T, r role) {
 	for kill := range kills {
 		// the kills are spread over the first nine tenths of the events
 		eventuallyWithin(t, 5*time.Minute, "progress", func() bool { return done() >= n*9*kill/kills/10 })
-		if kill%6 == 5 {
+		if kill%4 == 3 {
 			server.Kill()
 			server.Start()
 			continue

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func logger(tb testing.TB) *slog.Logger {
 	tb.Helper()
@@ -33,7 +33,7 @@ func logger(tb testing.TB) *slog.Logger {
 
 func openBus(tb testing.TB) *jetstream.Bus {
 	tb.Helper()
-	b, err := jetstream.Open(context.Background(), jetstream.Config{Server: natstest.Embed(tb, tb.TempDir()), Logger: logger(tb)})
+	b, err := jetstream.Open(context.Background(), jetstream.Config{Server: natstest.Embed(tb, tb.TempDir()), AckWait: 6 * time.Second, Logger: logger(tb)})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -68,8 +68,14 @@ func sqliteAddress(tb testing.TB) string {
 func eachDatabase(t *testing.T, test func(t *testing.T, db database)) {
 	t.Helper()
 	t.Parallel()
-	t.Run("sqlite", func(t *testing.T) { test(t, open(t, outbox.SQLite, sqliteAddress(t))) })
-	t.Run("postgres", func(t *testing.T) { test(t, open(t, outbox.PostgreSQL, pgtest.Start(t))) })
+	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
+		test(t, open(t, outbox.SQLite, sqliteAddress(t)))
+	})
+	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
+		test(t, open(t, outbox.PostgreSQL, pgtest.Start(t)))
+	})
 }
 
 // store makes a store.

@@ -31,6 +31,8 @@ func TestSQLConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 		b, s := openBus(t), db.store(t, 0)
 		db.exec(t, "CREATE TABLE effects (id TEXT NOT NULL)")
 		var calls, again atomic.Int64
+		redelivered := make(chan struct{})
+		once := sync.OnceFunc(func() { close(redelivered) })
 		slow := s.Handle("g", func(ctx context.Context, tx *sql.Tx, e *jetstream.Event) error {
 			n := calls.Add(1)
 			if err := effect(ctx, tx, e); err != nil {
@@ -38,13 +40,18 @@ func TestSQLConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 			}
 			if n == 1 {
 				<-ctx.Done() // the lease ends
-				<-time.After(1500 * time.Millisecond)
+				select {
+				case <-redelivered:
+				case <-time.After(patience):
+				}
+				<-time.After(200 * time.Millisecond) // and the other delivery is handled, or waits
 			}
 			return nil
 		})
 		handler := func(ctx context.Context, d *jetstream.Delivery) error {
 			if d.Attempt > 1 {
 				again.Add(1)
+				once()
 			}
 			return slow(ctx, d)
 		}
@@ -53,7 +60,10 @@ func TestSQLConcurrentDeliveriesHaveOneEffect(t *testing.T) {
 		}
 		publish(t, b, "t", "one", "two")
 		eventually(t, "both events have effects", func() bool { return db.number(t, "SELECT COUNT(*) FROM effects") >= 2 })
-		<-time.After(3 * time.Second) // what could still come
+		eventually(t, "nothing can come any more", func() bool {
+			left, err := b.Group("t", "g").Backlog(t.Context())
+			return err == nil && left.Waiting == 0 && left.Leased == 0
+		})
 		if n := db.number(t, "SELECT COUNT(*) FROM effects"); n != 2 || again.Load() == 0 {
 			t.Errorf("2 events have %d effects, with %d redeliveries", n, again.Load())
 		}
@@ -123,7 +133,7 @@ func TestSQLFailuresOfTheDatabase(t *testing.T) {
 func TestSQLMarks(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db database) {
 		t.Helper()
-		s := db.store(t, time.Second)
+		s := db.store(t, 2*time.Second)
 		mark := func(topic, group, id string) bool {
 			t.Helper()
 			tx, err := db.BeginTx(t.Context(), nil)
@@ -185,7 +195,7 @@ func TestSQLConcurrentMarks(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, db database) {
 		t.Helper()
 		s := db.store(t, 0)
-		for round := range 20 {
+		for round := range 8 {
 			var first, committed atomic.Int64
 			var wg sync.WaitGroup
 			for range 8 {
