@@ -18,10 +18,11 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-// The full form of the crash test is -crash.tx=50000 -crash.kills=120 -crash.seeds=20.
+// The full form of the crash test is -crash.rate=0 -crash.tx=50000 -crash.kills=120 -crash.seeds=20.
 var (
 	crashTx    = flag.Int("crash.tx", 400, "how many transactions the crash test runs for each database")
 	crashKills = flag.Int("crash.kills", 6, "how many processes it kills meanwhile")
+	crashRate  = flag.Int("crash.rate", 150, "how many transactions each of its two writers begins in a second, if it can; 0: as many as it can")
 	crashSeed  = flag.Uint64("crash.seed", 1, "seed of its random moments and victims")
 	crashSeeds = flag.Uint64("crash.seeds", 1, "how many seeds, from that one on")
 )
@@ -132,6 +133,9 @@ func (m *matrix) add(name string, start func() *natstest.Child) *victim {
 func (m *matrix) startWriter() *natstest.Child {
 	m.started++
 	r := m.role
+	if r.Rate == 0 {
+		r.Rate = *crashRate
+	}
 	r.Name, r.Seed = fmt.Sprint("w", m.started), m.rnd.Uint64()
 	return natstest.StartChild(m, "writer", r, func(line string) {
 		m.mu.Lock()

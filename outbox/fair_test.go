@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"flag"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,17 +99,14 @@ func TestRowsOfManyTopics(t *testing.T) {
 	t.Parallel()
 	const topics = 300
 	forSQL(t, func(t *sqlTest) {
-		for i := range topics {
-			topic := fmt.Sprintf("t%03d", i)
-			for _, key := range []string{"", "'k'"} {
-				columns, values := "", ""
-				if key != "" {
-					columns, values = ", aggregateid", ", "+key
-				}
-				query := "INSERT INTO " + t.table + " (aggregatetype, payload, status" + columns + ") VALUES ('" + topic + "', '1', 'error'" + values + ")"
-				if _, err := t.db.ExecContext(t.Context(), query); err != nil {
-					t.Fatal(err)
-				}
+		for _, key := range []string{"", "k"} {
+			var values []string
+			for i := range topics {
+				values = append(values, fmt.Sprintf("('t%03d', '%s', '1', 'error')", i, key))
+			}
+			query := "INSERT INTO " + t.table + " (aggregatetype, aggregateid, payload, status) VALUES " + strings.Join(values, ", ")
+			if _, err := t.db.ExecContext(t.Context(), query); err != nil {
+				t.Fatal(err)
 			}
 		}
 		r := newRig(t, sqlHarness(t.store, t.db), openBus(t, jetstream.Config{}))

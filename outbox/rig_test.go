@@ -45,6 +45,7 @@ func openDB(tb testing.TB, driver, address string) *sql.DB {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	db.SetMaxIdleConns(8) // else connections come and go
 	tb.Cleanup(func() { _ = db.Close() })
 	return db
 }

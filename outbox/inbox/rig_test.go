@@ -53,6 +53,7 @@ func open(tb testing.TB, dialect outbox.Dialect, address string) database {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	db.SetMaxIdleConns(8) // else connections come and go
 	tb.Cleanup(func() { _ = db.Close() })
 	return database{db, dialect}
 }
