@@ -271,9 +271,17 @@ func (r *rig) left() int {
 	return st.Pending + st.Claimed
 }
 
+// empty waits until everything is published. Something of it must be within the patience, again and
+// again.
 func (r *rig) empty() {
 	r.Helper()
-	eventually(r, "everything is published", func() bool { return r.left() == 0 })
+	for left := -1; left != 0; {
+		before := left
+		eventually(r, "everything is published", func() bool {
+			left = r.left()
+			return left != before
+		})
+	}
 }
 
 // stored are the ids of the events of the topics that records were added for, by topic/key.

@@ -74,7 +74,7 @@ func notifications(t *testing.T, address, table string) *atomic.Int64 {
 // cluster.
 func TestCommitsNotifyOnlySleepers(t *testing.T) {
 	t.Parallel()
-	const rows = 150
+	const rows = 60
 	address := pgtest.Start(t)
 	db, h := listened(t, address)
 	r := newRig(t, h, openBus(t, jetstream.Config{}))
@@ -101,7 +101,7 @@ func TestCommitsNotifyOnlySleepers(t *testing.T) {
 	// drainer may take its time to wake up.
 	before, commits, quiet := told.Load(), 0, 0
 	awake := func() bool { locks, _ := sleepers(t, db); return locks == 0 }
-	for deadline := time.Now().Add(patience); quiet < rows; commits++ {
+	for deadline := time.Now().Add(2 * patience); quiet < rows; commits++ {
 		was := awake()
 		r.add("orders", fmt.Sprint("k", commits%5))
 		if was && awake() {

@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const patience = 30 * time.Second
+// patience bounds what a test waits for. Reaching it is a failure.
+const patience = time.Minute
 
 func logger(tb testing.TB) *slog.Logger {
 	tb.Helper()

@@ -165,7 +165,7 @@ func TestChangelog(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, dialect Dialect, open func() *sql.DB) {
 		t.Helper()
-		bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), AckWait: ackWait})
+		bus := compactedBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 		rng := rand.New(rand.NewPCG(1, 2))
 		state := make(map[string]string)
 		db := open()

@@ -22,7 +22,7 @@ var (
 
 // projector is the program of a child process: a projector on the server of a URL.
 func projector(ctx context.Context, url string) error {
-	bus, err := jetstream.Open(ctx, jetstream.Config{URL: url, AckWait: ackWait})
+	bus, err := jetstream.Open(ctx, jetstream.Config{URL: url, AckWait: ackWait / 2})
 	if err != nil {
 		return err
 	}

@@ -302,7 +302,7 @@ func TestDualWriteOfTwoHubs(t *testing.T) {
 func TestDualWriteOfARemadeStream(t *testing.T) {
 	t.Parallel()
 	// An event that comes at the moment at which the group joins again may wait for AckWait.
-	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(), AckWait: 3 * time.Second})
+	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(), AckWait: ackWait / 2})
 	registerVersions(t, bus)
 	startDualWrite(t, JetStream(bus), []int{1, 2}, nil)
 	for _, key := range []string{"a", "a", ""} {
@@ -335,7 +335,7 @@ func TestDualWriteOfARemadeStream(t *testing.T) {
 func TestDualWriteLooksForOldCopies(t *testing.T) {
 	t.Parallel()
 	rule := jetstream.TopicRule{Pattern: topicSource + ".v2", DuplicateWindow: time.Second, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: topicSource}}
-	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rule), AckWait: ackWait})
+	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rule)})
 	registerVersions(t, bus)
 	stop := startDualWrite(t, JetStream(bus), []int{1, 2}, nil)
 	for i := range 60 {
@@ -373,7 +373,7 @@ func TestDualWriteAddsAVersion(t *testing.T) {
 			Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: topicSource},
 		})
 	}
-	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rules...), AckWait: ackWait})
+	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rules...)})
 	registerVersions(t, bus)
 	publish := func(n int) {
 		for i := range n {

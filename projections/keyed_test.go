@@ -95,7 +95,7 @@ func TestInstancesComeAndGo(t *testing.T) {
 	var buses [most]*jetstream.Bus
 	var instances [most]*running
 	for i := range buses {
-		buses[i] = openBus(t, jetstream.Config{URL: url, AckWait: ackWait})
+		buses[i] = openBus(t, jetstream.Config{URL: url})
 	}
 	toggle := func(i int) {
 		if instances[i] != nil {
@@ -192,7 +192,7 @@ func TestGroupIsMoved(t *testing.T) {
 	t.Parallel()
 	const keys, rounds, perRound = 20, 3, 100
 	url := startNATS(t)
-	one, two := openBus(t, jetstream.Config{URL: url, AckWait: ackWait}), openBus(t, jetstream.Config{URL: url, AckWait: ackWait})
+	one, two := openBus(t, jetstream.Config{URL: url}), openBus(t, jetstream.Config{URL: url})
 	seen := newTally()
 	p := Projection{From: jetstream.FromEarliest, Observer: seen}
 	run(t, JetStream(one), p)
@@ -221,7 +221,7 @@ func TestGroupIsMoved(t *testing.T) {
 // TestPassedOverEventsStayOut moves the group forward past events that nobody has had.
 func TestPassedOverEventsStayOut(t *testing.T) {
 	t.Parallel()
-	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), AckWait: ackWait})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	p := Projection{From: jetstream.FromEarliest}
 	put(t, bus, topicCounts, "k", "1")
 	first := run(t, JetStream(bus), p)
@@ -560,7 +560,7 @@ func TestUnknownOutcomes(t *testing.T) {
 // TestClockBehind wants nothing doubled by a hub whose clock is behind that of the server.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
-	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), AckWait: ackWait})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	s := newStream(bus, topicCounts)
 	for i := range 100 {
 		s.put(t, "k"+strconv.Itoa(i%10))
@@ -583,7 +583,8 @@ func TestConnectionCut(t *testing.T) {
 	t.Parallel()
 	const keys, cuts, perCut = 30, 2, 150
 	srv := natstest.Start(t)
-	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: ackWait}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: ackWait})
+	// what was under way comes again after AckWait
+	one, two := openBus(t, jetstream.Config{URL: srv.URL(), AckWait: ackWait / 2}), openBus(t, jetstream.Config{URL: srv.URL(), AckWait: ackWait / 2})
 	run(t, JetStream(one), Projection{From: jetstream.FromEarliest})
 	run(t, JetStream(two), Projection{From: jetstream.FromEarliest})
 	rnd := rand.New(rand.NewPCG(5, 4))

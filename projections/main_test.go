@@ -10,9 +10,10 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// ackWait is the AckWait of buses in tests that move groups, which takes as long, or that leave
-// events at a member that goes, which others get after it.
-const ackWait = 3 * time.Second
+// ackWait is the AckWait of buses. It is much shorter than patience, because a hub that stood still,
+// as it does on a slow machine, gives up the events that it holds, and they come again after
+// AckWait. With a much shorter one, hubs would give up events after a moment.
+const ackWait = 6 * time.Second
 
 // patience bounds what a test waits for. Reaching it is a failure.
 const patience = time.Minute
@@ -24,13 +25,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
 }
 
-// openBus opens a bus with an embedded server on a directory. Unless it is given, its AckWait is
-// much shorter than patience: on a slow machine, a hub that stood still gives up the events that it
-// holds, and they come again after AckWait.
+// openBus opens a bus with an embedded server on a directory.
 func openBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 	tb.Helper()
 	if cfg.AckWait == 0 {
-		cfg.AckWait = 6 * time.Second
+		cfg.AckWait = ackWait
 	}
 	bus, err := jetstream.Open(tb.Context(), cfg)
 	if err != nil {

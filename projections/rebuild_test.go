@@ -1,8 +1,10 @@
 package projections
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -42,7 +44,7 @@ const rebuildKeys = 30
 func newRebuildRig(t *testing.T) *rebuildRig {
 	t.Helper()
 	url := startNATS(t)
-	r := &rebuildRig{one: openBus(t, jetstream.Config{URL: url, AckWait: ackWait}), two: openBus(t, jetstream.Config{URL: url, AckWait: ackWait})}
+	r := &rebuildRig{one: openBus(t, jetstream.Config{URL: url}), two: openBus(t, jetstream.Config{URL: url})}
 	run(t, JetStream(r.one), counterProjection("old "))
 	run(t, JetStream(r.two), counterProjection("old "))
 	s := newStream(r.one, topicCounts)
@@ -256,6 +258,11 @@ func TestTwoRebuilds(t *testing.T) {
 	r.check(t, "second ")
 }
 
+// writerFunc is a writer.
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 // TestRebuildAfterRebuild goes through versions, as deployments do.
 func TestRebuildAfterRebuild(t *testing.T) {
 	t.Parallel()
@@ -271,9 +278,23 @@ func TestRebuildAfterRebuild(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := counterProjection(strconv.Itoa(i+1) + " ")
 		p.grace = time.Hour
+		swapped := make(chan struct{})
+		p.Logger = slog.New(slog.NewTextHandler(writerFunc(func(line []byte) (int, error) {
+			if bytes.Contains(line, []byte("projection rebuilt")) {
+				close(swapped)
+			}
+			return len(line), nil
+		}), nil))
 		ended := make(chan error, 1)
 		go func() { ended <- Rebuild(ctx, JetStream(bus), p) }()
-		poll(t, "the swap", func() bool { return versionNow(t, JetStream(bus)).Version == i+2 })
+		select {
+		case <-swapped:
+		case <-time.After(patience):
+			t.Fatal("there is no swap")
+		}
+		if at := versionNow(t, JetStream(bus)); at.Version != i+2 {
+			t.Errorf("the version is %+v, want %d", at, i+2)
+		}
 		cancel() // within the grace: what is left of the old one is removed by the next
 		if err := <-ended; err != nil {
 			t.Fatal(err)

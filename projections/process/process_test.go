@@ -265,7 +265,7 @@ func TestRestart(t *testing.T) {
 func TestNothingIsDoubledWhenAllComesAgain(t *testing.T) {
 	t.Parallel()
 	const processes, perProcess = 10, 20
-	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir()), AckWait: 3 * time.Second})
+	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	cfg := Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour}
 	stop := start(t, cfg)
 	var last jetstream.Receipt
