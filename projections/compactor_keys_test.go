@@ -249,7 +249,6 @@ func TestSnapshotsByKeySourceOfACompactedTopic(t *testing.T) {
 // TestTwoCompactorsByKeySource lets two hubs compact while readings come in: each snapshot is newer
 // than the one before, and in the end each is of the newest reading.
 func TestTwoCompactorsByKeySource(t *testing.T) {
-	t.Parallel()
 	const keys, events = 40, 600
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})

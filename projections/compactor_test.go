@@ -69,7 +69,6 @@ func written(tb testing.TB, bus *jetstream.Bus) map[string][]*jetstream.Event {
 }
 
 func TestOnlyWhatChangedIsWritten(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, dir), Topics: compacted})
 	c := newCompactor(t, JetStream(bus))
@@ -134,7 +133,6 @@ func TestOnlyWhatChangedIsWritten(t *testing.T) {
 // TestTwoCompactors lets two hubs compact while events come in: no snapshot replaces a newer one,
 // or one of the same event.
 func TestTwoCompactors(t *testing.T) {
-	t.Parallel()
 	const keys, writes = 40, 600
 	url := startNATS(t)
 	one, two := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
@@ -203,7 +201,6 @@ func TestTwoCompactors(t *testing.T) {
 // TestLargeSnapshots has payloads of the largest size, and one from a native client that grows when
 // it becomes JSON.
 func TestLargeSnapshots(t *testing.T) {
-	t.Parallel()
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})
 	nc, err := nats.Connect(url)

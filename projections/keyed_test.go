@@ -88,7 +88,6 @@ func TestStatesFollowTheStream(t *testing.T) { // not in parallel: the hub must 
 
 // TestInstancesComeAndGo starts and stops instances at random while events come in.
 func TestInstancesComeAndGo(t *testing.T) {
-	t.Parallel()
 	const most, keys, steps, perStep = 3, 40, 20, 40
 	url := startNATS(t)
 	rnd := rand.New(rand.NewPCG(5, 1))
@@ -420,7 +419,6 @@ func TestFailingKeyHoldsUpNobody(t *testing.T) {
 
 // TestPoisonedThousand has a key all of whose events are poison.
 func TestPoisonedThousand(t *testing.T) {
-	t.Parallel()
 	const queued = 1_000
 	bus := openBus(t, jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
 	apply := func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error) {

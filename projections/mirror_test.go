@@ -165,7 +165,6 @@ func native(tb testing.TB, url string) natsjs.JetStream {
 // retention are at work: what was confirmed before a boot is there when it is ready, no key goes
 // back, and in the end all have all.
 func TestMirrorsBootDuringWrites(t *testing.T) {
-	t.Parallel()
 	const boots, keys = 12, 30
 	url := startNATS(t)
 	bus, other := openBus(t, jetstream.Config{URL: url, Topics: compacted}), openBus(t, jetstream.Config{URL: url, Topics: compacted})
@@ -278,7 +277,6 @@ func TestMirrorWhoseSnapshotsAreTooOld(t *testing.T) {
 
 // TestMirrorIsOvertaken has a mirror that is so slow that the topic drops what it has not read.
 func TestMirrorIsOvertaken(t *testing.T) {
-	t.Parallel()
 	const keys, events = 6_000, 12_000 // the first is what a reader may have fetched
 	url := startNATS(t)
 	bus := openBus(t, jetstream.Config{URL: url, Topics: compacted})

@@ -136,6 +136,7 @@ func TestRebuildBesideTheLive(t *testing.T) {
 			}
 			last = n
 			reads.Add(1)
+			_ = pause(readers, 2*time.Millisecond) // or it would starve all others
 		}
 	})
 	wg.Go(func() {
@@ -155,6 +156,7 @@ func TestRebuildBesideTheLive(t *testing.T) {
 				t.Errorf("all states at a time are %v", prefixes)
 				return
 			}
+			_ = pause(readers, 2*time.Millisecond)
 		}
 	})
 	if err := Rebuild(t.Context(), JetStream(r.one), counterProjection("new ")); err != nil {

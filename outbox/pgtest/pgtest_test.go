@@ -57,7 +57,7 @@ func TestStart(t *testing.T) {
 // The shared cluster ends with the process that started it, even when that is killed, and leaves
 // nothing behind.
 func TestClusterEndsWithItsProcess(t *testing.T) {
-	cmd := exec.Command(os.Args[0]) //nolint:noctx // it is killed below
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), helper+"=1", "EVENTHUB_TEST_POSTGRES=")
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -94,7 +94,7 @@ func (s *server) database(ctx context.Context) (dsn string, end func() error, er
 		return "", nil, err
 	}
 	dsn, err = inDatabase(s.dsn, name)
-	return dsn, func() error { return s.exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)") }, err
+	return dsn, func() error { return s.exec(context.WithoutCancel(ctx), "DROP DATABASE "+name+" WITH (FORCE)") }, err
 }
 
 func (s *server) exec(ctx context.Context, query string) error {
