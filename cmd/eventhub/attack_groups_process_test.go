@@ -117,28 +117,35 @@ func attackTTL(ctx context.Context, a *attacker) {
 	<-ctx.Done()
 }
 
-// checkTTL wants the group to stay once its owner has joined it, for however long the owner is
-// away.
+// checkTTL makes such a group once more, whose time is short. The group stays once its owner has
+// joined it, for however long the owner is away.
 func checkTTL(t *testing.T, f *floodedHub) {
 	t.Helper()
 	const n = 10
+	const ttl = time.Second // the shortest
+	attacker := f.hub.dialWith(f.sign(t, "attacker-a-group-with-a-TTL", "subscribe:neighbour.bills"))
+	if _, err := attacker.Subscribe(t.Context(), "neighbour.bills", "reminders", wire.SubscribeOptions{GroupTTLMS: ttl.Milliseconds()}, func(wire.Event) {}); err != nil {
+		t.Fatal(err)
+	}
 	token := f.sign(t, "neighbour", "*:neighbour.**")
 	events := make(chan wire.Event, n)
 	join := func() *wire.Conn {
 		c := f.hub.dialWith(token)
-		if _, err := c.Subscribe(t.Context(), "neighbour.bills", "billing", wire.SubscribeOptions{}, func(e wire.Event) { events <- e }); err != nil {
+		if _, err := c.Subscribe(t.Context(), "neighbour.bills", "reminders", wire.SubscribeOptions{}, func(e wire.Event) { events <- e }); err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
-	if err := join().Close(); err != nil {
+	owner := join()
+	attacker.Abort()
+	if err := owner.Close(); err != nil {
 		t.Fatal(err)
 	}
 	publisher := f.hub.dialWith(token)
 	for i := range n {
 		publishTo(t, publisher, "neighbour.bills", strconv.Itoa(i))
 	}
-	f.pass(8 * time.Second)
+	f.pass(3 * ttl)
 	join()
 	came := make(map[string]bool) // one that was on its way to the owner before comes later
 	for len(came) < n {

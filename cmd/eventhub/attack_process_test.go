@@ -29,7 +29,7 @@ import (
 
 // attackFor is how long each flood and each attack lasts: short in everyday runs, as long as one
 // likes with -attack.for=30s.
-var attackFor = flag.Duration("attack.for", time.Second, "how long each flood of TestFloods and each attack of TestAttacks lasts")
+var attackFor = flag.Duration("attack.for", 500*time.Millisecond, "how long each flood of TestFloods and each attack of TestAttacks lasts")
 
 const (
 	// floodConnections and floodWaiting are limits of the hub that is flooded, low enough to be

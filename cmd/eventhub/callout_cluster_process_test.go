@@ -170,6 +170,7 @@ func TestAuthCalloutOfOtherServers(t *testing.T) {
 // TestAuthCalloutConfigKeepsKeys has the program make keys that nobody else can read, and never
 // replace them.
 func TestAuthCalloutConfigKeepsKeys(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "keys")
 	config := runCommand(t, "auth-callout", "config", "--dir="+dir)
 	for _, name := range []string{issuerFile, xkeyFile, hubFile} {

@@ -20,6 +20,7 @@ import (
 // TestNativeClientsCannotEscape has a native client that may publish to a topic and join one of its
 // groups try everything else that NATS has.
 func TestNativeClientsCannotEscape(t *testing.T) {
+	t.Parallel()
 	hub := calloutHub(t)
 	_, js := dialNative(t, hub.nats, nodeToken)
 	token := scoped(t, "shop", "publish:shop.cart", "subscribe:shop.cart::billing", "subscribe:state", "publish:state", "subscribe:user.1.events", "publish:1", "subscribe:1::5")
@@ -170,6 +171,7 @@ func (p *plainNative) sequence(t *testing.T) uint64 {
 // the server reads wildcards in the names that a client asks for, and a topic that no stream stores
 // can have the name of a stream that stores others.
 func TestNativeClientsCannotEscapeByNames(t *testing.T) {
+	t.Parallel()
 	rules := filepath.Join(t.TempDir(), "topics.yaml")
 	if err := os.WriteFile(rules, []byte("topics:\n  - {pattern: orders.*, family: orders}\n  - {pattern: user.**, family: users}\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -117,6 +117,7 @@ func TestNativeRepliesCannotBeForged(t *testing.T) {
 // TestNativeClientsCannotPassTheGuard connects to all ports of a hub. The one at which the server
 // listens behind the guard refuses all tokens.
 func TestNativeClientsCannotPassTheGuard(t *testing.T) {
+	t.Parallel()
 	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t))
 	p, err := psutil.NewProcess(int32(hub.cmd.Process.Pid))
 	if err != nil {

@@ -212,6 +212,7 @@ func (p *plainNative) request(subject, body string) (answer plainMessage, refuse
 // TestNativeClientWithScopes has a native client of the embedded server publish, pull, acknowledge
 // and read with a JWT, alone in its account and in that of the hub.
 func TestNativeClientWithScopes(t *testing.T) {
+	t.Parallel()
 	for _, isolation := range []string{"on", "off"} {
 		t.Run(isolation, func(t *testing.T) {
 			hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t), "--nats-isolation="+isolation)

@@ -98,7 +98,7 @@ func until(t *testing.T, what string, ask func() bool) {
 func TestHandlesOfKilledHub(t *testing.T) {
 	t.Parallel()
 	url := runNATS(t)
-	flags := []string{"--nats-url=" + url, "--ack-wait=3s"}
+	flags := []string{"--nats-url=" + url, "--ack-wait=2s"}
 	killed, other := startNode(t, flags...), startNode(t, flags...)
 	killed.postTo("/groups/t/g/pull", `{"wait_ms":0}`)
 	killed.postTo("/publish/t", `1`)
@@ -148,7 +148,7 @@ func settleAt(by, holder *node, e pulledEvent) {
 func TestHandlesOfFrozenHub(t *testing.T) {
 	t.Parallel()
 	url := runNATS(t)
-	flags := []string{"--nats-url=" + url, "--ack-wait=3s"}
+	flags := []string{"--nats-url=" + url, "--ack-wait=2s"}
 	frozen, other := startNode(t, flags...), startNode(t, flags...)
 	frozen.postTo("/groups/t/g/pull", `{"wait_ms":0}`)
 	frozen.postTo("/publish/t", `1`)

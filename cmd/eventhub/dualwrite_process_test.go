@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	dualEvents = flag.Int("dualwrite.events", 3_000, "events of each part of TestDualWriteIsExact; 100000 is the full form")
+	dualEvents = flag.Int("dualwrite.events", 1_000, "events of each part of TestDualWriteIsExact; 100000 is the full form")
 	dualKills  = flag.Int("dualwrite.kills", 2, "how often TestDualWriteIsExact kills a hub, half of it in each part")
 )
 

@@ -141,6 +141,7 @@ func getWith(t *testing.T, at, token string) int {
 // An ephemeral hub says where it is in one line, works at all addresses, writes nothing, and ends
 // with its input.
 func TestEphemeralHub(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	empty := func(when string) {
 		t.Helper()
@@ -288,6 +289,7 @@ func TestEphemeralHubLeavesDatabasesAlone(t *testing.T) {
 // The reason is said when the input is closed already, as with </dev/null: nothing is wrong with
 // NATS.
 func TestEphemeralHubWithoutInput(t *testing.T) {
+	t.Parallel()
 	var out, log bytes.Buffer
 	code := run(t.Context(), []string{"serve", "--ephemeral"}, streams{in: strings.NewReader(""), out: &out, err: &log})
 	if code == 0 && out.Len() > 0 {

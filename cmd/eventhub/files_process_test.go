@@ -214,6 +214,7 @@ func TestReloadWhileItDrains(t *testing.T) {
 // TestSessionsEndWithTheirCertificate resumes TLS sessions before and after the certificate
 // changes.
 func TestSessionsEndWithTheirCertificate(t *testing.T) {
+	t.Parallel()
 	pair := newPairFiles(t)
 	hub := startNode(t, "--tls-cert="+pair.cert, "--tls-key="+pair.key, "--ops-tls")
 	_, at, _ := strings.Cut(hub.http, "://")
@@ -255,6 +256,7 @@ func TestSessionsEndWithTheirCertificate(t *testing.T) {
 // TestTwoLengths sends requests with two lengths, and a further one behind each, to every port. A
 // proxy in front could take the further one for a part of the body.
 func TestTwoLengths(t *testing.T) {
+	t.Parallel()
 	hub := startNode(t)
 	_, ws, _ := strings.Cut(hub.url, "://")
 	_, web, _ := strings.Cut(hub.http, "://")
@@ -298,6 +300,7 @@ func TestTwoLengths(t *testing.T) {
 
 // TestChunkedRequestsKeepTheirConnection sends requests without a length on one connection.
 func TestChunkedRequestsKeepTheirConnection(t *testing.T) {
+	t.Parallel()
 	hub := startNode(t)
 	_, web, _ := strings.Cut(hub.http, "://")
 	conn := dialRaw(t, web)

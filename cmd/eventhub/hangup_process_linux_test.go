@@ -16,6 +16,7 @@ import (
 
 // A terminal that is closed ends a hub that was started in it, in good order: nothing is lost.
 func TestClosedTerminalEndsTheHubInGoodOrder(t *testing.T) {
+	t.Parallel()
 	screen, keyboard := terminal(t)
 	hub := startNodeWith(t, func(cmd *exec.Cmd) {
 		cmd.Stdin = keyboard
@@ -43,6 +44,7 @@ func TestClosedTerminalEndsTheHubInGoodOrder(t *testing.T) {
 // A service manager reloads a hub by SIGHUP. The hub goes on, even if it has no certificate to
 // reload, and ends by SIGTERM.
 func TestReloadKeepsAHubWithoutATerminal(t *testing.T) {
+	t.Parallel()
 	hub := startNodeWith(t, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} })
 	c := hub.dial()
 	for i := range 2 {

@@ -33,6 +33,7 @@ func health(t *testing.T, environ []string, flags ...string) (code int, out, err
 
 // A hub whose NATS is away lives and is not ready. The command says why.
 func TestHealthOfAHubWithoutNATS(t *testing.T) {
+	t.Parallel()
 	nats := natstest.Run(t)
 	hub := startNode(t, "--nats-url="+nats.ClientURL())
 	eventually(t, "the hub is ready", func() bool {
@@ -51,6 +52,7 @@ func TestHealthOfAHubWithoutNATS(t *testing.T) {
 
 // The environment of the hub is all that the command needs, also with TLS on the operations port.
 func TestHealthOverTLS(t *testing.T) {
+	t.Parallel()
 	files := newPairFiles(t)
 	hub := startNode(t, "--tls-cert="+files.cert, "--tls-key="+files.key, "--ops-tls")
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(hub.ops, "https://"))

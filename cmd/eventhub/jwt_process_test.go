@@ -19,6 +19,7 @@ import (
 
 // TestTokenKinds gives a hub tokens of all kinds, over WebSocket, HTTP and the operations port.
 func TestTokenKinds(t *testing.T) {
+	t.Parallel()
 	secret := []byte("0123456789abcdef0123456789abcdef")
 	file := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(file, append(secret, '\n'), 0o600); err != nil {

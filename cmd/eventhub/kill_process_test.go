@@ -128,7 +128,7 @@ func TestKillUnderLoad(t *testing.T) {
 	data := "--data=" + t.TempDir()
 	hub := startNode(t, data)
 	load := startLoad(t, hub)
-	load.waitFor(t, 5000)
+	load.waitFor(t, 1000)
 	killedAt := time.Now()
 	hub.kill()
 	load.wait()

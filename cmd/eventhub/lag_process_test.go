@@ -25,9 +25,9 @@ import (
 
 // The long form of TestLagOfManyGroups; see task lag.
 var (
-	lagGroups  = flag.Int("lag.groups", 60, "how many groups there are")
-	lagScrapes = flag.Int("lag.scrapes", 10, "how often each hub is scraped")
-	lagEvents  = flag.Int("lag.events", 2_000, "how many events the burst has")
+	lagGroups  = flag.Int("lag.groups", 20, "how many groups there are")
+	lagScrapes = flag.Int("lag.scrapes", 4, "how often each hub is scraped")
+	lagEvents  = flag.Int("lag.events", 500, "how many events the burst has")
 	lagBound   = flag.Duration("lag.bound", 0, "how long a scrape may take; 0 is without a bound")
 )
 

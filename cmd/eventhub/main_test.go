@@ -38,6 +38,10 @@ type leakChecked struct{ *testing.M }
 
 func (l leakChecked) Run() int {
 	code := l.M.Run()
+	if err := stopChromium(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
 	if code != 0 {
 		return code
 	}

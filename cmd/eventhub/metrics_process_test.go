@@ -76,6 +76,7 @@ func seriesOf(group string) (series []string) {
 // Series exist before there is anything to count: from the start of the hub, or from the moment
 // that their topic or group exists, also after a restart of the hub.
 func TestSeriesExistBeforeTheirFirstEvent(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	hub := startNode(t, "--data="+dir)
 	var codes []string
@@ -118,6 +119,7 @@ func TestSeriesExistBeforeTheirFirstEvent(t *testing.T) {
 
 // What clients are refused is counted by its code, over WebSocket and over HTTP.
 func TestRefusalsAreCountedByCode(t *testing.T) {
+	t.Parallel()
 	hub := startNode(t)
 	c := hub.dial()
 	ask := func(path, token string) { request(t, http.MethodGet, hub.http+path, token) }

@@ -282,7 +282,7 @@ func (m *mixedRun) natives(ctx context.Context, name string) {
 }
 
 func (m *mixedRun) oneNative(ctx context.Context, name string) error {
-	nc, err := nats.Connect(m.nats)
+	nc, err := nats.Connect(m.nats, nats.Timeout(patience))
 	if err != nil {
 		return err
 	}

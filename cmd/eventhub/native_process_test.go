@@ -432,6 +432,7 @@ func TestBoundsOfNativeClients(t *testing.T) {
 // TestLimitsThatNativeClientsPass has a native client pass limits of the hub that the table says do
 // not apply, and a policy.
 func TestLimitsThatNativeClientsPass(t *testing.T) {
+	t.Parallel()
 	bounds := nativeBounds(t)
 	for _, name := range []string{"PAYLOAD", "NEW_TOPICS", "TOPIC_PUBLISHES", "PRINCIPAL_PUBLISHES"} {
 		if bounds[name] != "no" {

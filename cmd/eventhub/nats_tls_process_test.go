@@ -16,6 +16,7 @@ import (
 // TestNativeClientsOverTLS has a native client connect with the hub's certificate, before and after
 // the certificate changes. Without TLS, or without trust, none connects, and the token is not sent.
 func TestNativeClientsOverTLS(t *testing.T) {
+	t.Parallel()
 	pair := newPairFiles(t)
 	hub := startNode(t, "--tls-cert="+pair.cert, "--tls-key="+pair.key, "--nats-listen=127.0.0.1:0", "--nats-listen-tls=on")
 	if !strings.HasPrefix(hub.nats, "tls://") {

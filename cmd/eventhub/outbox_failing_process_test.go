@@ -65,6 +65,7 @@ func (unclaimable) RequeueExpired(context.Context) (int, error) { return 0, nil 
 
 // What else succeeds meanwhile does not hide that claims fail.
 func TestClaimsThatFailAreNotHidden(t *testing.T) {
+	t.Parallel()
 	h := &hub{log: slog.New(slog.DiscardHandler), metrics: ops.NewMetrics(prometheus.NewRegistry())}
 	s := watchedStore{unclaimable{}, h.newOutboxState("test")}
 	if _, err := s.Claim(t.Context(), outbox.ClaimOptions{}); err == nil {

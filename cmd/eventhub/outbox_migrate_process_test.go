@@ -12,7 +12,7 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-var migrateFor = flag.Duration("migrate.for", 12*time.Second, "how long a hub tries to migrate beside writers")
+var migrateFor = flag.Duration("migrate.for", 4*time.Second, "how long a hub tries to migrate beside writers")
 
 // While a long transaction, such as a dump, keeps a hub from migrating the table, writers continue:
 // the attempts of the hub do not hold them up for most of the time. Only the machine holds up a

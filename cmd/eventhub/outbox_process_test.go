@@ -161,7 +161,7 @@ func TestKilledHubKeepsItsOutbox(t *testing.T) {
 	n := startNode(t, data)
 	var mu sync.Mutex
 	accepted := make(map[string]int)
-	const clients, enough = 8, 200
+	const clients, enough = 8, 100
 	reached := make(chan struct{})
 	var all sync.WaitGroup
 	for i := range clients {

@@ -160,6 +160,7 @@ func TestOutboxHasRoomForOthers(t *testing.T) {
 // The id of a principal's event keeps nobody else's event out of the outbox, and tells nobody which
 // ids exist.
 func TestOutboxIDsOfOthers(t *testing.T) {
+	t.Parallel()
 	flag, eve, victim := rivals(t)
 	n := startNode(t, flag)
 	p := posting{t, n}

@@ -36,7 +36,7 @@ func startPrometheus(t *testing.T, hub *node) scraper {
 	}
 	dir := t.TempDir()
 	config := fmt.Sprintf(`
-global: {scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: 2s}
+global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
 rule_files: [%q]
 scrape_configs:
   - job_name: eventhub

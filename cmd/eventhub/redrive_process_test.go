@@ -23,8 +23,8 @@ import (
 )
 
 var (
-	redriveLetters = flag.Int("redrive.letters", 500, "dead letters that are redriven while hubs are killed")
-	redriveKills   = flag.Int("redrive.kills", 3, "how often a hub is killed meanwhile")
+	redriveLetters = flag.Int("redrive.letters", 150, "dead letters that are redriven while hubs are killed")
+	redriveKills   = flag.Int("redrive.kills", 2, "how often a hub is killed meanwhile")
 )
 
 // redriveLimits let a test publish and refuse as fast as it can.

@@ -23,7 +23,7 @@ import (
 	"eventhub/sdk/go/wire"
 )
 
-var migrateEvents = flag.Int("migrate.events", 10_000, "events that TestMigrate moves")
+var migrateEvents = flag.Int("migrate.events", 2_000, "events that TestMigrate moves")
 
 // tool runs a command in this process, and returns what it prints and its exit code.
 func tool(ctx context.Context, args ...string) (out, errs string, code int) {

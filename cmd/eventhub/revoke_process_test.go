@@ -192,6 +192,7 @@ func eventhubRun(t *testing.T, env []string, args ...string) (string, error) {
 
 // TestRevokeAtAHub revokes tokens of a hub with an embedded server, and asks for what cannot be.
 func TestRevokeAtAHub(t *testing.T) {
+	t.Parallel()
 	hub := startNode(t, "--jwt-secret-file="+secretFile(t))
 	token := signed(t, "a", "1")
 	c, err := hub.connect(token)

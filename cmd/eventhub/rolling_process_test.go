@@ -34,7 +34,7 @@ type rolling struct {
 }
 
 // rollingRound is how many events are held while something restarts.
-const rollingRound = 60
+const rollingRound = 30
 
 func startRolling(t *testing.T, flags ...string) *rolling {
 	t.Helper()
@@ -182,7 +182,7 @@ func TestRollingRestartOfServers(t *testing.T) {
 	t.Parallel()
 	servers := natstest.StartCluster(t, 3)
 	view := natstest.Look(t, natstest.URLs(servers)...)
-	r := startRolling(t, "--nats-url="+strings.Join(natstest.URLs(servers), ","), "--replicas=3", "--ack-wait=5s")
+	r := startRolling(t, "--nats-url="+strings.Join(natstest.URLs(servers), ","), "--replicas=3", "--ack-wait=5s", "--drain-grace=100ms")
 	for i, s := range servers {
 		view.Replicating(3)
 		r.round(i, func() {

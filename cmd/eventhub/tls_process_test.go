@@ -97,6 +97,7 @@ func (p *pairFiles) client() *http.Client {
 // TestTLS runs a hub over TLS and changes its certificate: once to a broken one, once to a good
 // one.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	pair := newPairFiles(t)
 	hub := startNode(t, "--tls-cert="+pair.cert, "--tls-key="+pair.key, "--ops-tls")
 	for _, url := range []string{hub.url, hub.http, hub.ops} {

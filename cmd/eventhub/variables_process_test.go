@@ -31,6 +31,7 @@ func output(t *testing.T, env []string, args ...string) string {
 
 // TestJWTAsTheHubsOwnToken sets a client's JWT where the hub's own token belongs.
 func TestJWTAsTheHubsOwnToken(t *testing.T) {
+	t.Parallel()
 	token, err := acl.Sign([]byte("0123456789abcdef0123456789abcdef"), acl.Grant{Scopes: []string{"publish:a"}, TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
@@ -52,6 +53,7 @@ func TestJWTAsTheHubsOwnToken(t *testing.T) {
 
 // TestClientsOfTheSameEnvironment starts clients with the variables of a hub.
 func TestClientsOfTheSameEnvironment(t *testing.T) {
+	t.Parallel()
 	hub := startNode(t)
 	u, err := url.Parse(hub.url)
 	if err != nil {
@@ -87,6 +89,7 @@ func TestClientsOfTheSameEnvironment(t *testing.T) {
 
 // TestCheckOfVariables misspells variables of the hub.
 func TestCheckOfVariables(t *testing.T) {
+	t.Parallel()
 	for name, hint := range map[string]string{
 		"EVENTHUB_BINT":          "did you mean EVENTHUB_BIND?",
 		"EVENTHUB_DATA_DIR":      "did you mean EVENTHUB_DATA?",
