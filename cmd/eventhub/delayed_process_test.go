@@ -26,7 +26,7 @@ var delayedEvents = flag.Int("delayed.events", 500, "delayed events that wait ov
 func TestDelayedEventsOverRestarts(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*node){
-		"the hub is killed with its server":       (*node).kill,
+		"the hub is killed with its server":     (*node).kill,
 		"the hub ends in order with its server": (*node).terminate,
 	} {
 		t.Run(name, func(t *testing.T) {

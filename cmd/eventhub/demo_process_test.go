@@ -176,7 +176,9 @@ func membersWait(t *testing.T, hub *node, n int) {
 	t.Helper()
 	eventually(t, "each member waits for events", func() bool {
 		_, body := request(t, http.MethodGet, hub.ops+"/groups?topic=demo.greetings", nodeToken)
-		var listed struct{ Groups []struct{ Members, Waiting int } }
+		var listed struct {
+			Groups []struct{ Members, Waiting int }
+		}
 		if err := json.Unmarshal([]byte(body), &listed); err != nil {
 			t.Fatalf("%v: %s", err, body)
 		}

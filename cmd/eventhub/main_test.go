@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -30,7 +31,7 @@ const patience = 20 * time.Second
 func TestMain(m *testing.M) {
 	natstest.RunChild(nil)
 	// The scripts run this binary again under the name of the program: just what ships.
-	testscript.Main(leakChecked{m}, map[string]func(){"eventhub": main, parentName: ephemeralParent, attackName: attackProcess})
+	testscript.Main(leakChecked{m}, map[string]func(){"eventhub": main, parentName: ephemeralParent, attackName: attackProcess, shellName: shellProcess})
 }
 
 // leakChecked fails a run that leaves goroutines behind.
@@ -38,7 +39,7 @@ type leakChecked struct{ *testing.M }
 
 func (l leakChecked) Run() int {
 	code := l.M.Run()
-	if err := stopChromium(); err != nil {
+	if err := errors.Join(stopChromium(), stopPostgres()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
@@ -59,12 +60,13 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
-			env.Values["hubs"] = make(map[string]*hubProcess)
+			env.Values["scene"] = &scene{hubs: make(map[string]*hubProcess)}
 			// by default a program with the race detector takes 1 s to end
 			env.Setenv("GORACE", "atexit_sleep_ms=20")
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"run":     runCommandOf,
 			"hub":     startHub,
 			"signal":  signalHub,
 			"ended":   hubEnded,
@@ -75,6 +77,12 @@ func TestScripts(t *testing.T) {
 			"mode":    fileMode,
 		},
 	})
+}
+
+// scene is what a script has started.
+type scene struct {
+	hubs  map[string]*hubProcess
+	shell *shell // nil before the first command
 }
 
 // hubProcess is a hub that a script has started.
@@ -177,7 +185,7 @@ func startHub(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 func hubs(ts *testscript.TestScript) map[string]*hubProcess {
-	return ts.Value("hubs").(map[string]*hubProcess) //nolint:errcheck // set by Setup
+	return ts.Value("scene").(*scene).hubs //nolint:errcheck // set by Setup
 }
 
 // signalHub sends a signal: signal NAME TERM|INT|KILL

@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	mixedEvents = flag.Int("mixed.events", 3_000, "events of TestMixedGroup; 100000 is the full form")
+	mixedEvents = flag.Int("mixed.events", 1_500, "events of TestMixedGroup; 100000 is the full form")
 	mixedKills  = flag.Int("mixed.kills", 1, "how often TestMixedGroup kills a hub, one after the other")
 )
 

@@ -148,8 +148,8 @@ func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 // more than is allowed.
 func TestHubSaysThatClocksAreApart(t *testing.T) {
 	t.Parallel()
-	cluster := pgtest.StartDurable(t)
-	db, err := sql.Open("pgx", cluster.DSN())
+	dsn := database(t)
+	db, err := sql.Open("pgx", dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,13 +162,13 @@ func TestHubSaysThatClocksAreApart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	dsn := "--outbox-dsn=" + cluster.DSN() + "&search_path=ahead,pg_catalog,public"
+	flag := "--outbox-dsn=" + dsn + "&search_path=ahead,pg_catalog,public"
 	warning := regexp.MustCompile(`clock skew between the outbox and NATS exceeds.* nats_ahead=-(1h0m0|59m59)[^ ]* allowed=1m0s`)
 	for _, test := range []struct {
 		flags []string
 		warns bool
 	}{{nil, true}, {[]string{"--outbox-clock-skew=61m"}, false}} {
-		n := startNode(t, append(test.flags, dsn)...)
+		n := startNode(t, append(test.flags, flag)...)
 		var skew float64
 		eventually(t, "the skew is measured", func() bool {
 			_, body := get(t, n.ops+"/metrics")

@@ -15,7 +15,6 @@ import (
 
 	"eventhub/ops"
 	"eventhub/outbox"
-	"eventhub/outbox/pgtest"
 	"eventhub/sdk/go/wire"
 )
 
@@ -23,9 +22,9 @@ import (
 // probe and in a metric.
 func TestClaimsThatFailAreShown(t *testing.T) {
 	t.Parallel()
-	cluster := pgtest.StartDurable(t)
-	call(t, "outbox", "migrate", "--dsn="+cluster.DSN())
-	db, err := sql.Open("pgx", cluster.DSN())
+	dsn := database(t)
+	call(t, "outbox", "migrate", "--dsn="+dsn)
+	db, err := sql.Open("pgx", dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +35,7 @@ func TestClaimsThatFailAreShown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n := startNode(t, "--outbox-dsn="+cluster.DSN())
+	n := startNode(t, "--outbox-dsn="+dsn)
 	shows(t, n.ops+"/readyz", http.StatusOK, `"outbox":"ok"`)
 	exec("ALTER TABLE outbox RENAME COLUMN next_at TO later")
 	exec("INSERT INTO outbox (id, aggregatetype, aggregateid, payload) VALUES ('one', 'orders', 'k', '1')")

@@ -8,8 +8,6 @@ import (
 	"os"
 	"testing"
 	"time"
-
-	"eventhub/outbox/pgtest"
 )
 
 var migrateFor = flag.Duration("migrate.for", 4*time.Second, "how long a hub tries to migrate beside writers")
@@ -19,8 +17,8 @@ var migrateFor = flag.Duration("migrate.for", 4*time.Second, "how long a hub tri
 // writer of another table.
 func TestHubThatCannotMigrateYetLetsWritersWork(t *testing.T) {
 	t.Parallel()
-	cluster := pgtest.StartDurable(t)
-	db, err := sql.Open("pgx", cluster.DSN()+"&default_query_exec_mode=simple_protocol")
+	dsn := database(t)
+	db, err := sql.Open("pgx", dsn+"&default_query_exec_mode=simple_protocol")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +41,7 @@ func TestHubThatCannotMigrateYetLetsWritersWork(t *testing.T) {
 	if _, err := db.ExecContext(t.Context(), "CREATE TABLE other (id text)"); err != nil {
 		t.Fatal(err)
 	}
-	n := startNode(t, "--outbox-dsn="+cluster.DSN())
+	n := startNode(t, "--outbox-dsn="+dsn)
 	during := *migrateFor
 	const tells = 250 * time.Millisecond
 	var waited, longest, machine time.Duration

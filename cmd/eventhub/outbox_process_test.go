@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/outbox/pgtest"
 	"eventhub/sdk/go/wire"
 )
 
@@ -50,7 +49,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 func TestOutboxInPostgres(t *testing.T) {
 	t.Parallel()
 	const table = "outbox_of_hub"
-	dsn, nats := pgtest.Start(t), runNATS(t)
+	dsn, nats := database(t), runNATS(t)
 	db, err := sql.Open("pgx", dsn)
 	if err != nil {
 		t.Fatal(err)
@@ -62,9 +61,6 @@ func TestOutboxInPostgres(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	clean := "DROP TABLE IF EXISTS " + table + ", " + table + "_versions; DROP FUNCTION IF EXISTS " + table + "_notify"
-	exec(clean) // of a run that was killed, where the database is not the test's own
-	defer exec(clean)
 	outbox := func(command string, flags ...string) string {
 		t.Helper()
 		return call(t, append([]string{"outbox", command, "--dsn=" + dsn, "--table=" + table}, flags...)...)
@@ -107,11 +103,11 @@ func TestOutboxInPostgres(t *testing.T) {
 	wants("two")
 	listens := func() bool {
 		var n int
-		query := "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"" + table + "\";%' OR query LIKE 'SELECT pg_try_advisory_lock%'"
+		query := "SELECT count(*) FROM pg_stat_activity WHERE (query LIKE 'LISTEN \"" + table + "\";%' OR query LIKE 'SELECT pg_try_advisory_lock%') AND datname = current_database()"
 		return db.QueryRowContext(t.Context(), query).Scan(&n) == nil && n == 1
 	}
 	eventually(t, "the hub listens", listens)
-	exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'eventhub' AND pid <> pg_backend_pid()")
+	exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
 	add("three")
 	wants("three")
 	eventually(t, "the hub listens again", listens)
