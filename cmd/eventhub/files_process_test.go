@@ -160,7 +160,7 @@ func TestSecretFilesThatOthersMayRead(t *testing.T) {
 		{"token", "--scope=publish:a", "--jwt-secret-file=" + file},
 		{"pub", "a", "1", "--token-file=" + file},
 	} {
-		if got := refusal(t, nil, args...); !strings.Contains(got, "is accessible by other users (mode 0640); run chmod 600 ") {
+		if got := refusalHere(t, args...); !strings.Contains(got, "is accessible by other users (mode 0640); run chmod 600 ") {
 			t.Errorf("%s: %s", args, got)
 		}
 	}
@@ -179,7 +179,7 @@ func TestCertificateThatIsAPipe(t *testing.T) {
 		{"--tls-cert=" + pair.cert, "--tls-key=" + pipe},
 		{"--nats-url=nats://127.0.0.1:4222", "--nats-tls-ca=" + pipe},
 	} {
-		if got := refusal(t, nil, append(append([]string{"serve"}, ports...), args...)...); !strings.Contains(got, "pipe: not a regular file") {
+		if got := refusalHere(t, append(append([]string{"serve"}, ports...), args...)...); !strings.Contains(got, "pipe: not a regular file") {
 			t.Errorf("%s: %s", args, got)
 		}
 	}

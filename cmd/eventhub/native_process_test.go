@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -83,6 +84,8 @@ func triesOfTokens(limit, flag string) func(*testing.T, *nativeClient) {
 		}
 	}
 }
+
+var nativeInFlight = flag.Bool("native.inflight", false, "have as many events in flight in TestBoundsOfNativeClients as the server allows; by default its setting is read")
 
 // streamGroups is STREAM_GROUPS of the hub of TestBoundsOfNativeClients.
 const streamGroups = 10
@@ -250,16 +253,22 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 		if err := n.hub.Close(); err != nil { // the native client is the only member
 			t.Fatal(err)
 		}
+		group, err := n.js.Consumer(t.Context(), "many", "g")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := group.CachedInfo().Config.MaxAckPending; got != most {
+			t.Errorf("the server lets %d events be in flight, want %d", got, most)
+		}
+		if !*nativeInFlight {
+			return // the server keeps to it
+		}
 		for range most + 10 {
 			if err := n.nc.Publish("event.many", []byte("1")); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if err := n.nc.Flush(); err != nil {
-			t.Fatal(err)
-		}
-		group, err := n.js.Consumer(t.Context(), "many", "g")
-		if err != nil {
 			t.Fatal(err)
 		}
 		got := 0
