@@ -48,7 +48,8 @@ async function show() {
   loading = mine;
   const route = parse();
   const view = viewOf(route);
-  const fresh = shownHash !== location.hash;
+  const { hash } = location; // it may change before the browser says so
+  const fresh = shownHash !== hash;
   if (fresh) {
     endPlots();
     if (shownHash !== undefined) firstPages();
@@ -62,14 +63,14 @@ async function show() {
     const data = await view.load(route, AbortSignal.any([mine.signal, AbortSignal.timeout(20000)]));
     if (loading !== mine) return;
     took = performance.now() - began;
-    draw(view, view.render(data, route), fresh);
+    draw(view, view.render(data, route), fresh, hash);
     reachable(true);
   } catch (err) {
     if (loading !== mine) return;
     if (err instanceof Refused) {
       reachable(true);
       endPlots();
-      draw(view, refusal(err), fresh);
+      draw(view, refusal(err), fresh, hash);
     } else if (err instanceof TypeError || err instanceof DOMException) { // fetch failed, or took too long
       reachable(false);
     } else {
@@ -88,8 +89,8 @@ function wait() {
   document.addEventListener("visibilitychange", () => show(), { once: true });
 }
 
-/** draw shows a view. What stays on the page keeps the focus, the scrolling and what is selected. */
-function draw(view, nodes, fresh) {
+/** draw shows the view of a hash. What stays on the page keeps focus, scrolling and selection. */
+function draw(view, nodes, fresh, hash) {
   const main = $("main");
   const all = [nodes].flat(Infinity).filter((n) => n !== null && n !== undefined && n !== false);
   if (!all.some((n) => n.tagName === "H1")) all.unshift(el("h1", {}, view.title));
@@ -102,7 +103,7 @@ function draw(view, nodes, fresh) {
   } else {
     updateChildren(main, all);
   }
-  shownHash = location.hash;
+  shownHash = hash;
 }
 
 /** reachable says whether the hub answers. */
