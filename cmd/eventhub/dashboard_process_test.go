@@ -53,7 +53,7 @@ func sharedChromium() (context.Context, error) {
 		stop()
 		return nil, err
 	}
-	chromium.ctx, chromium.stop = ctx, stop
+	chromium.ctx, chromium.stop = ctx, stop //nolint:fatcontext // the first is kept
 	return ctx, nil
 }
 
