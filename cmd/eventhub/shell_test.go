@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
+	"testing"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -57,40 +60,62 @@ func shellProcess() {
 	}
 }
 
-// shell is the shell of a script. It ends with the script.
+// shell is the shell of a script or a test.
 type shell struct {
 	cmd *exec.Cmd
 	in  *json.Encoder
 	out *json.Decoder
 	log tail
+	end func() error
 }
 
-func startShell(ts *testscript.TestScript) *shell {
+func startShell() (*shell, error) {
 	path, err := os.Executable()
-	ts.Check(err)
+	if err != nil {
+		return nil, err
+	}
 	s := &shell{cmd: exec.Command(path)}
 	s.cmd.Args = []string{shellName}
-	s.cmd.Env = append(os.Environ(), "GORACE="+ts.Getenv("GORACE"))
+	s.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=20")
 	s.cmd.Stderr = &s.log
 	in, err := s.cmd.StdinPipe()
-	ts.Check(err)
+	if err != nil {
+		return nil, err
+	}
 	out, err := s.cmd.StdoutPipe()
-	ts.Check(err)
-	ts.Check(s.cmd.Start())
+	if err != nil {
+		return nil, err
+	}
 	s.in, s.out = json.NewEncoder(in), json.NewDecoder(out)
-	ts.Defer(func() {
+	s.end = func() error {
 		_ = in.Close()
 		_, _ = io.Copy(io.Discard, out)
-		if err := s.cmd.Wait(); err != nil {
-			log, _ := s.log.read()
-			ts.Fatalf("the shell: %v\n%s", err, log)
-		}
-	})
-	return s
+		return s.failed(s.cmd.Wait())
+	}
+	return s, s.cmd.Start()
+}
+
+// failed adds to an error what the shell has written.
+func (s *shell) failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	log, _ := s.log.read()
+	return fmt.Errorf("the shell: %w\n%s", err, log)
+}
+
+// run runs a command.
+func (s *shell) run(c shellCommand) (answer shellAnswer, err error) {
+	limit := time.AfterFunc(3*patience, func() { _ = s.cmd.Process.Kill() })
+	defer limit.Stop()
+	if err := s.in.Encode(c); err != nil {
+		return answer, s.failed(err)
+	}
+	return answer, s.failed(s.out.Decode(&answer))
 }
 
 // variables are the names of what the program reads from its environment.
-func variables() []string {
+var variables = sync.OnceValue(func() []string {
 	names := []string{"PATH", "HOME", "TMPDIR", "GOGC"}
 	parser, err := kong.New(new(commands))
 	if err != nil {
@@ -112,14 +137,17 @@ func variables() []string {
 	}
 	visit(parser.Model.Node)
 	return names
-}
+})
 
 // runCommandOf runs a command of the program in the script's shell: run COMMAND [ARG...] It is exec
 // eventhub without a process of its own, and with an empty standard input.
 func runCommandOf(ts *testscript.TestScript, neg bool, args []string) {
 	scene := ts.Value("scene").(*scene) //nolint:errcheck // set by Setup
 	if scene.shell == nil {
-		scene.shell = startShell(ts)
+		sh, err := startShell()
+		ts.Check(err)
+		scene.shell = sh
+		ts.Defer(func() { ts.Check(sh.end()) })
 	}
 	c := shellCommand{Args: args, Dir: ts.MkAbs(".")}
 	for _, name := range variables() {
@@ -127,14 +155,8 @@ func runCommandOf(ts *testscript.TestScript, neg bool, args []string) {
 			c.Env = append(c.Env, name+"="+value)
 		}
 	}
-	ts.Check(scene.shell.in.Encode(c))
-	limit := time.AfterFunc(3*patience, func() { _ = scene.shell.cmd.Process.Kill() })
-	defer limit.Stop()
-	var answer shellAnswer
-	if err := scene.shell.out.Decode(&answer); err != nil {
-		log, _ := scene.shell.log.read()
-		ts.Fatalf("eventhub %s: %v\n%s", strings.Join(args, " "), err, log)
-	}
+	answer, err := scene.shell.run(c)
+	ts.Check(err)
 	_, _ = io.WriteString(ts.Stdout(), answer.Out)
 	_, _ = io.WriteString(ts.Stderr(), answer.Err)
 	switch {
@@ -143,4 +165,33 @@ func runCommandOf(ts *testscript.TestScript, neg bool, args []string) {
 	case answer.Code != 0 && !neg:
 		ts.Fatalf("eventhub %s: exit code %d", strings.Join(args, " "), answer.Code)
 	}
+}
+
+// shellOf starts a shell for a test.
+func shellOf(t *testing.T) *shell {
+	t.Helper()
+	s, err := startShell()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// check runs serve --check with variables, in a directory of its own, and returns what it says of a
+// configuration that it refuses, or "".
+func (s *shell) check(t *testing.T, env ...string) string {
+	t.Helper()
+	answer, err := s.run(shellCommand{Args: []string{"serve", "--check"}, Env: append(env, "PATH="+os.Getenv("PATH")), Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer.Code == 0 {
+		return ""
+	}
+	return answer.Out + answer.Err
 }

@@ -90,6 +90,7 @@ func TestClientsOfTheSameEnvironment(t *testing.T) {
 // TestCheckOfVariables misspells variables of the hub.
 func TestCheckOfVariables(t *testing.T) {
 	t.Parallel()
+	sh := shellOf(t)
 	for name, hint := range map[string]string{
 		"EVENTHUB_BINT":          "did you mean EVENTHUB_BIND?",
 		"EVENTHUB_DATA_DIR":      "did you mean EVENTHUB_DATA?",
@@ -97,7 +98,7 @@ func TestCheckOfVariables(t *testing.T) {
 		"EVENTHUB_ORIGIN":        "did you mean EVENTHUB_ORIGINS?",
 		"EVENTHUB_SOMETHING_NEW": "remove it",
 	} {
-		if got := refusal(t, []string{name + "=1"}, "serve", "--check"); got != "eventhub: unknown variable "+name+"; "+hint+"\n" {
+		if got := sh.check(t, name+"=1"); got != "eventhub: unknown variable "+name+"; "+hint+"\n" {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
@@ -111,6 +112,7 @@ func TestCheckOfVariables(t *testing.T) {
 // TestCheckOfURLs gives everything that takes a URL one without a use.
 func TestCheckOfURLs(t *testing.T) {
 	t.Parallel()
+	sh := shellOf(t)
 	for _, c := range []struct{ env, want string }{
 		{"EVENTHUB_URL=http://127.0.0.1:8090", `its scheme is "http"`},
 		{"EVENTHUB_URL=127.0.0.1:8090", "it is not a URL"},
@@ -132,7 +134,7 @@ func TestCheckOfURLs(t *testing.T) {
 		{"OUTBOX_DSN=postgres:nowhere", "invalid PostgreSQL address"},
 		{"OUTBOX_DSN=mysql://a/b", "unknown kind of outbox DSN"},
 	} {
-		if got := refusal(t, []string{c.env}, "serve", "--check"); !strings.Contains(got, c.want) || strings.Contains(got, "s3cret") {
+		if got := sh.check(t, c.env); !strings.Contains(got, c.want) || strings.Contains(got, "s3cret") {
 			t.Errorf("%s: %s, want %s", c.env, got, c.want)
 		}
 	}
