@@ -567,13 +567,15 @@ func (r *requester) mark() int {
 
 func (r *requester) since(t *testing.T, from int) latency {
 	t.Helper()
+	waitFor(t, "the neighbour's requests are answered", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.fault != nil || len(r.took) > from
+	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.fault != nil {
 		t.Fatalf("the neighbour: %v", r.fault)
-	}
-	if len(r.took) == from {
-		t.Fatal("the neighbour's requests were not answered")
 	}
 	return latencyOf(slices.Clone(r.took[from:]))
 }
