@@ -89,7 +89,8 @@ func startNodeWith(t *testing.T, change func(*exec.Cmd), flags ...string) *node 
 			t.Logf("the log of %s:\n%s", n.url, n.log.String())
 		}
 	})
-	limit := time.AfterFunc(patience, func() { n.signal(syscall.SIGKILL) })
+	// A start syncs many files, which a busy disk may make slow.
+	limit := time.AfterFunc(3*patience, func() { n.signal(syscall.SIGKILL) })
 	defer limit.Stop()
 	lines := bufio.NewReader(stdout)
 	for done := false; !done; {
