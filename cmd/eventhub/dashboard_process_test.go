@@ -163,9 +163,9 @@ func xpath(path string) string {
 // selector is an expression for the first element that a CSS selector finds.
 func selector(css string) string { return "document.querySelector(" + strconv.Quote(css) + ")" }
 
-// clickAt clicks an element, as a mouse does: the left button goes down and up at its middle. A page
-// may move while the mouse is on its way. A click that meets something else is kept from it, and
-// the mouse aims again.
+// clickAt clicks an element, as a mouse does: the left button goes down and up at its middle. A
+// page may move while the mouse is on its way. A click that meets something else is kept from it,
+// and the mouse aims again.
 func (b *browser) clickAt(element string) {
 	b.t.Helper()
 	aim := `(() => {

@@ -75,8 +75,8 @@ func awaitStore(t *testing.T, hub *node) {
 	}
 }
 
-// overRestart has events come due while restart runs, which returns the hub that is asked afterwards
-// and the URL of its NATS.
+// overRestart has events come due while restart runs, which returns the hub that is asked
+// afterwards and the URL of its NATS.
 func overRestart(t *testing.T, hub *node, restart func() (*node, string)) {
 	t.Helper()
 	n := *delayedEvents
