@@ -37,12 +37,16 @@ type (
 // shellProcess runs commands until its input ends, each as main does.
 func shellProcess() {
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	cover := os.Getenv("GOCOVERDIR") // is read when the process ends
 	for {
 		var c shellCommand
 		if err := in.Decode(&c); err != nil {
 			return
 		}
 		os.Clearenv()
+		if cover != "" {
+			c.Env = append(c.Env, "GOCOVERDIR="+cover)
+		}
 		for _, pair := range c.Env {
 			name, value, _ := strings.Cut(pair, "=")
 			if err := os.Setenv(name, value); err != nil {
