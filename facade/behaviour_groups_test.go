@@ -134,7 +134,8 @@ func TestDisconnectGivesLeasesToTheOtherMember(t *testing.T) {
 			start := time.Now()
 			lost.Abort()
 			got := second.take(100)
-			if took := time.Since(start); took > 15*time.Second { // half a lease; a back-off is 50 ms
+			// Half a lease; a back-off is 50 ms.
+			if took := time.Since(start); took > 15*time.Second {
 				t.Errorf("it took %v", took)
 			}
 			seen := map[string]bool{}

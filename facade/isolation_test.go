@@ -100,7 +100,8 @@ func TestPoliciesDoNotMix(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, a := range []string{"a", "b", "c"} { // all topics are there, so that no publish waits for one
+	// All topics are there, so that no publish waits for one.
+	for _, a := range []string{"a", "b", "c"} {
 		for _, b := range []string{"", ".a", ".b", ".c"} {
 			for _, c := range []string{"", ".a", ".b", ".c"} {
 				if b == "" && c != "" {

@@ -18,7 +18,8 @@ import (
 	"eventhub/outbox/pgtest"
 )
 
-// The full form of the crash test is -crash.rate=0 -crash.tx=50000 -crash.kills=120 -crash.seeds=20.
+// The full form of the crash test is
+// -crash.rate=0 -crash.tx=50000 -crash.kills=120 -crash.seeds=20.
 var (
 	crashTx    = flag.Int("crash.tx", 400, "how many transactions the crash test runs for each database")
 	crashKills = flag.Int("crash.kills", 6, "how many processes it kills meanwhile")

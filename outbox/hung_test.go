@@ -35,7 +35,8 @@ func TestTopicThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
 				}, nil)
 				return func() { close(over) }
 			}
-			// others adds rows of another topic, one after the other, and says how long one waited at most
+			// others adds rows of another topic, one after the other, and says how long one
+			// waited at most.
 			others := func(n int) (worst time.Duration) {
 				t.Helper()
 				for range n {

@@ -10,8 +10,8 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// ackWait is the AckWait of buses. It is much shorter than patience, because a hub that stood still,
-// as it does on a slow machine, gives up the events that it holds, and they come again after
+// ackWait is the AckWait of buses. It is much shorter than patience, because a hub that stood
+// still, as it does on a slow machine, gives up the events that it holds, and they come again after
 // AckWait. With a much shorter one, hubs would give up events after a moment.
 const ackWait = 6 * time.Second
 

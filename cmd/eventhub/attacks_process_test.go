@@ -88,8 +88,8 @@ func TestAttacks(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			memory, disk := f.memory(t), f.disk(t)
 			base := base
-			// A short attack does not tell. Beside it, nobody waits for long, or, on a slow machine,
-			// does so beside the permitted load as well.
+			// A short attack does not tell. Beside it, nobody waits for long, or, on a slow
+			// machine, does so beside the permitted load as well.
 			beside := func() {
 				if a.like != nil {
 					base = f.under(t, *attackFor, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})

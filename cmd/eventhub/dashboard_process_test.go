@@ -373,7 +373,8 @@ func TestDashboard(t *testing.T) {
 	}{
 		{"light", "light", 1280, 900, "{}", 10},
 		{"dark", "dark", 1280, 900, `{ runOnly: ["color-contrast", "link-in-text-block"] }`, 1},
-		{"phone", "light", 390, 844, `{ rules: { "color-contrast": { enabled: false } } }`, 10}, // it has the colors of the light one
+		// It has the colors of the light one.
+		{"phone", "light", 390, 844, `{ rules: { "color-contrast": { enabled: false } } }`, 10},
 	} {
 		b.do(chromedp.EmulateViewport(look.width, look.height))
 		media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: look.scheme}}}

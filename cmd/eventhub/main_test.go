@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -39,7 +38,7 @@ type leakChecked struct{ *testing.M }
 
 func (l leakChecked) Run() int {
 	code := l.M.Run()
-	if err := errors.Join(stopChromium(), stopPostgres()); err != nil {
+	if err := stopChromium(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}

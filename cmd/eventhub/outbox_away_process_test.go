@@ -148,7 +148,7 @@ func TestDatabaseOfTheOutboxThatNeverAnswers(t *testing.T) {
 // more than is allowed.
 func TestHubSaysThatClocksAreApart(t *testing.T) {
 	t.Parallel()
-	dsn := database(t)
+	dsn := pgtest.Start(t)
 	db, err := sql.Open("pgx", dsn)
 	if err != nil {
 		t.Fatal(err)

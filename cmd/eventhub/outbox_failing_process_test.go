@@ -15,6 +15,7 @@ import (
 
 	"eventhub/ops"
 	"eventhub/outbox"
+	"eventhub/outbox/pgtest"
 	"eventhub/sdk/go/wire"
 )
 
@@ -22,7 +23,7 @@ import (
 // probe and in a metric.
 func TestClaimsThatFailAreShown(t *testing.T) {
 	t.Parallel()
-	dsn := database(t)
+	dsn := pgtest.Start(t)
 	call(t, "outbox", "migrate", "--dsn="+dsn)
 	db, err := sql.Open("pgx", dsn)
 	if err != nil {

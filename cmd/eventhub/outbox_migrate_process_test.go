@@ -8,6 +8,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"eventhub/outbox/pgtest"
 )
 
 var migrateFor = flag.Duration("migrate.for", 4*time.Second, "how long a hub tries to migrate beside writers")
@@ -17,7 +19,7 @@ var migrateFor = flag.Duration("migrate.for", 4*time.Second, "how long a hub tri
 // writer of another table.
 func TestHubThatCannotMigrateYetLetsWritersWork(t *testing.T) {
 	t.Parallel()
-	dsn := database(t)
+	dsn := pgtest.Start(t)
 	db, err := sql.Open("pgx", dsn+"&default_query_exec_mode=simple_protocol")
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/outbox/pgtest"
 	"eventhub/sdk/go/wire"
 )
 
@@ -49,7 +50,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 func TestOutboxInPostgres(t *testing.T) {
 	t.Parallel()
 	const table = "outbox_of_hub"
-	dsn, nats := database(t), runNATS(t)
+	dsn, nats := pgtest.Start(t), runNATS(t)
 	db, err := sql.Open("pgx", dsn)
 	if err != nil {
 		t.Fatal(err)

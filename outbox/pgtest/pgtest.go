@@ -1,5 +1,5 @@
-// Package pgtest gives each test a PostgreSQL database of its own. It runs the installed binaries on
-// a temporary directory and listens on a Unix socket in that directory.
+// Package pgtest gives each test a PostgreSQL database of its own. It runs the installed binaries
+// on a temporary directory and listens on a Unix socket in that directory.
 package pgtest
 
 import (

@@ -381,6 +381,12 @@ func TestStale(t *testing.T) {
 		if _, err := bus.Publish(t.Context(), TopicHeartbeat, []byte(heartbeat(n, i)), opts); err != nil {
 			t.Fatal(err)
 		}
+		// Before the clock goes on, the heartbeat has to be in the state.
+		await(t, one, TopicState, func(all []stored) bool {
+			return slices.ContainsFunc(all, func(s stored) bool {
+				return s.PID == int64(n) && s.CPUPct == float64(i) && s.Status == Alive
+			})
+		})
 	}
 	// stale awaits the next stale state, which is of a process.
 	wanted := 0
