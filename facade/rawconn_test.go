@@ -15,7 +15,7 @@ import (
 )
 
 // waitLimit is how long tests wait for what must come. Nothing is measured by it.
-const waitLimit = 20 * time.Second
+const waitLimit = time.Minute
 
 // rawConn is a WebSocket connection without a client: messages as they are.
 type rawConn struct {

@@ -23,7 +23,7 @@ import (
 )
 
 // rigPatience is how long a test waits for what must happen.
-const rigPatience = 20 * time.Second
+const rigPatience = time.Minute
 
 const rigToken = "open sesame"
 

@@ -399,15 +399,23 @@ func TestSlowReaderDelaysItselfOnly(t *testing.T) {
 		p.want(`{"op":"OK"}`)
 	}
 	payload := `"` + strings.Repeat("x", size) + `"`
-	for range events {
-		if _, err := r.bus.Publish(t.Context(), "s", []byte(payload), jetstream.PublishOptions{}); err != nil {
-			t.Fatal(err)
+	published := make(chan error, 1)
+	go func() { // while the quick one reads
+		for range events {
+			if _, err := r.bus.Publish(t.Context(), "s", []byte(payload), jetstream.PublishOptions{}); err != nil {
+				published <- err
+				return
+			}
 		}
-	}
+		published <- nil
+	}()
 	for range events {
 		if got := quick.next("EVENT", ""); got.Ctx.Attempt != 1 {
 			t.Fatal(got.Ctx)
 		}
+	}
+	if err := <-published; err != nil {
+		t.Fatal(err)
 	}
 	// The slow one reads when it is too late to go on, but not too late to be told why.
 	eventually(t, "the slow one's events are given up", func() bool { return r.seen.count("limit write_stall") == 1 })

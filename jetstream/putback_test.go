@@ -290,7 +290,7 @@ func TestAQueueEndsWithItsTTL(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), AckWait: time.Second})
 	publish(t, b, "tab", "1")
-	k := take(t, b, "tab", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: 2 * time.Second})
+	k := take(t, b, "tab", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: 4 * time.Second})
 	if err := k.next().Nack("no", 0); err != nil {
 		t.Fatal(err)
 	}

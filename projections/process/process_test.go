@@ -486,6 +486,7 @@ func TestMoreProcessesThanAreKept(t *testing.T) {
 			publish(t, bus, heartbeat(n, i))
 		}
 	}
+	await(t, bus, TopicState, func(all []stored) bool { return count(all, Alive) >= processes*perProcess })
 	c.pass(2 * time.Hour)
 	all := await(t, bus, TopicState, func(all []stored) bool { return count(all, Stale) >= processes })
 	wantEachOnce(t, all, processes, perProcess)
