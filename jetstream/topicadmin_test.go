@@ -148,12 +148,12 @@ func TestNeededTopicsStay(t *testing.T) {
 func TestDeleteTopic(t *testing.T) {
 	t.Parallel()
 	for _, servers := range []int{1, 3} {
-		url := natsServers(t, servers)
-		cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}, {Pattern: "kept", Compaction: true}}}
-		a, b := open(t, cfg), open(t, cfg)
 		for _, topic := range []string{"orders", "kept", "user.a"} {
 			t.Run(fmt.Sprintf("%s on %d", topic, servers), func(t *testing.T) {
 				t.Parallel()
+				url := natsServers(t, servers)
+				cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}, {Pattern: "kept", Compaction: true}}}
+				a, b := open(t, cfg), open(t, cfg)
 				put := func(bus *Bus, payload string) error {
 					_, err := bus.Publish(t.Context(), topic, []byte(payload), PublishOptions{Key: "k"})
 					return err

@@ -180,14 +180,14 @@ func TestStrict(t *testing.T) {
 	}
 	slow := s.packages["sample/good"].tests["TestGood/part"]
 	slow.seconds = testSeconds + 1
-	if s.checkStrict(nil) || !strings.Contains(out.String(), "slow: good TestGood/part took 16.0 s") {
+	if s.checkStrict(nil) || !strings.Contains(out.String(), "slow: good TestGood/part took 31.0 s") {
 		t.Errorf("a slow test passed:\n%s", &out)
 	}
-	listed := limits{{"good", "TestGood"}: 20}
+	listed := limits{{"good", "TestGood"}: 40}
 	if !s.checkStrict(listed) {
 		t.Error("a listed test was refused")
 	}
-	slow.seconds = 21
+	slow.seconds = 41
 	if s.checkStrict(listed) {
 		t.Error("a listed test passed beyond its bound")
 	}

@@ -397,7 +397,7 @@ func TestPoison(t *testing.T) {
 // since when the owner is gone.
 func TestAMemberComesLate(t *testing.T) {
 	t.Parallel()
-	told := members{AckWait: 3 * time.Second / 2, Lease: 2 * time.Second, Work: 200 * time.Millisecond, Expiry: time.Second, Churn: time.Minute, N: 1, Name: "a", Count: 1}
+	told := members{AckWait: 3 * time.Second, Lease: 2 * time.Second, Work: 200 * time.Millisecond, Expiry: time.Second, Churn: time.Minute, N: 1, Name: "a", Count: 1}
 	l := newLedger(t)
 	told.URL, told.Book = natstest.Run(t).ClientURL(), l.path
 	b := startHubWith(t, told.URL, told.AckWait, func(cfg *jetstream.Config) { cfg.OwnerLease = told.Lease })
