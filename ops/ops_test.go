@@ -81,15 +81,18 @@ func TestScrapeThatIsBrokenOff(t *testing.T) {
 		registry := prometheus.NewRegistry()
 		gone, leave := context.WithCancel(t.Context())
 		defer leave()
+		answered := make(chan struct{})
 		for i := range 3 {
 			registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: fmt.Sprint("a", i)}, func() float64 {
 				leave()
+				<-answered
 				return 1
 			}))
 		}
 		handler := New(Config{Bus: busState{}, Registry: registry, Logger: slog.New(slog.NewTextHandler(&log, nil))}).metrics()
 		rec := httptest.NewRecorder()
 		handler.ServeHTTP(rec, httptest.NewRequestWithContext(gone, http.MethodGet, "/metrics", nil))
+		close(answered)
 		synctest.Wait()
 		if rec.Code != http.StatusServiceUnavailable || log.Len() > 0 {
 			t.Errorf("answered %d and logged %q, want 503 and nothing", rec.Code, &log)
