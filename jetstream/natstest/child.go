@@ -22,10 +22,6 @@ const patience = 30 * time.Second
 // childEnv says that a process is a child, in which role, and what it is told: "<role> <JSON>".
 const childEnv = "EVENTHUB_TEST_CHILD"
 
-// serverEnv is the path of a program that nats-servers run in place of the test binary: the command
-// natsserver, built without the race detector, which is for the code under test.
-const serverEnv = "EVENTHUB_TEST_NATS_SERVER"
-
 const readyLine = "ready\n"
 
 // Role is a program that a child process runs, with the JSON that StartChild has made of what it is
@@ -102,9 +98,6 @@ func start(tb testing.TB, role string, told any, heard func(line string)) *Child
 	path, err := os.Executable()
 	if err != nil {
 		tb.Fatal(err)
-	}
-	if server := os.Getenv(serverEnv); server != "" && role == serverRole {
-		path = server
 	}
 	text, err := json.Marshal(told)
 	if err != nil {
