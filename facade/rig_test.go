@@ -270,8 +270,8 @@ func (r *rig) wantClosed(t *testing.T, code int) {
 }
 
 // eventually asks until the answer is yes.
-func eventually(t *testing.T, what string, ask func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, ask func() bool) {
+	tb.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	end := time.After(rigPatience)
@@ -279,7 +279,7 @@ func eventually(t *testing.T, what string, ask func() bool) {
 		select {
 		case <-tick.C:
 		case <-end:
-			t.Fatalf("did not happen: %s", what)
+			tb.Fatalf("did not happen: %s", what)
 		}
 	}
 }

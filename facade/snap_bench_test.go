@@ -33,6 +33,11 @@ func BenchmarkSnap(b *testing.B) {
 		}
 	}
 	stored.Wait()
+	// Only consistent reads have what was just confirmed.
+	eventually(b, "all keys can be read", func() bool {
+		page, err := bus.Keys(topic).Page(b.Context(), keys-1, 1)
+		return err == nil && len(page) == 1
+	})
 	ask := func(b *testing.B, path, tag string, status int) (got string) {
 		b.Helper()
 		req, err := http.NewRequestWithContext(b.Context(), http.MethodGet, hub.http+"/snap/"+topic+path, nil)
