@@ -82,13 +82,15 @@ func (p *apiProxy) pass(request string, m *nats.Msg) {
 	if err != nil {
 		return
 	}
-	_ = p.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: reply.Header, Data: changes.change(reply.Data)})
+	if answer := changes.change(reply.Data); answer != nil {
+		_ = p.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: reply.Header, Data: answer})
+	}
 }
 
 // meet sets what is called for each request.
 func (p *apiProxy) meet(f func(request string) bool) { p.meets.Store(&f) }
 
-// answer sets what changes the answers to one request.
+// answer sets what changes the answers to one request. An answer that becomes nil is lost.
 func (p *apiProxy) answer(request string, change func([]byte) []byte) {
 	p.changes.Store(&answerChange{request, change})
 }

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -199,7 +200,7 @@ func TestRestoreHasEverything(t *testing.T) {
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
 		url := threeServers(t)
-		s := openStore(t, Config{URL: url})
+		s := openStore(t, Config{URL: url, openWait: 10 * time.Second})
 		if err := s.Restore(t.Context(), made, RestoreOptions{Replicas: 3}); err != nil {
 			t.Fatal(err)
 		}
@@ -252,6 +253,46 @@ func TestRestoreBeforeItsWayIsKnown(t *testing.T) {
 	s := openStore(t, Config{URL: server.ClientURL(), Domain: proxyDomain})
 	if err := s.Restore(t.Context(), made, RestoreOptions{}); err != nil {
 		t.Fatal(err)
+	}
+	to := open(t, Config{URL: server.ClientURL(), Topics: stateful})
+	take(t, to, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(20)
+}
+
+// A cluster that elects another leader than it planned does not answer the request for a restore,
+// and keeps an empty stream: the restore is begun again.
+func TestRestoreThatIsNotAnswered(t *testing.T) {
+	t.Parallel()
+	from := open(t, Config{Topics: stateful})
+	publish(t, from, "orders", numbers(20)...)
+	made := backup(t, from)
+	server := natstest.Run(t)
+	proxy := startAPIProxy(t, server.ClientURL())
+	nc, err := nats.Connect(server.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	at := made.Streams[slices.IndexFunc(made.Streams, func(s backedUp) bool { return s.Messages == 20 })]
+	var asked atomic.Int32
+	proxy.answer("STREAM.RESTORE."+at.Name, func(answer []byte) []byte {
+		if asked.Add(1) > 1 {
+			return answer
+		}
+		config, err := json.Marshal(map[string]string{"name": at.Name})
+		if err != nil {
+			t.Error(err)
+		}
+		if _, err := nc.Request("$JS.API.STREAM.CREATE."+at.Name, config, wait); err != nil {
+			t.Error(err)
+		}
+		return nil
+	})
+	s := openStore(t, Config{URL: server.ClientURL(), Domain: proxyDomain, openWait: 2 * time.Second})
+	if err := s.Restore(t.Context(), made, RestoreOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := asked.Load(); n != 2 {
+		t.Errorf("the restore was begun %d times", n)
 	}
 	to := open(t, Config{URL: server.ClientURL(), Topics: stateful})
 	take(t, to, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(20)

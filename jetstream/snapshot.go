@@ -30,6 +30,9 @@ const (
 	// restoreFinish for what comes after the last part.
 	restoreSilence = time.Minute
 	restoreFinish  = 10 * time.Minute
+	// restoreTries is how often a restore is begun. Only the server that the cluster prefers as leader
+	// of the new stream answers; if another is elected, no answer comes, and the stream stays empty.
+	restoreTries = 3
 	// restoreInterest is how long the way to a server that restores may take to become known to the
 	// other servers. The server gives a restore up when no part came for 5 s.
 	restoreInterest = 5 * time.Second
@@ -207,18 +210,32 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 		Error   *natsjs.APIError `json:"error"`
 		Deliver string           `json:"deliver_subject"`
 	}
-	answer, err := whenUp(ctx, b, func() (a restoreAnswer, err error) {
-		if err := b.askServer(ctx, "STREAM.RESTORE."+stream, ask, &a); err != nil {
-			begun = true // perhaps
-			return a, err
+	begin := func(ctx context.Context) (restoreAnswer, error) {
+		return whenUp(ctx, b, func() (a restoreAnswer, err error) {
+			if err := b.askServer(ctx, "STREAM.RESTORE."+stream, ask, &a); err != nil {
+				begun = true // perhaps
+				return a, err
+			}
+			if a.Error != nil {
+				return a, a.Error
+			}
+			return a, nil
+		})
+	}
+	var answer restoreAnswer
+	for try := 1; ; try++ {
+		waiting, cancel := context.WithTimeout(ctx, b.cfg.openWait/2)
+		answer, err = begin(waiting)
+		cancel()
+		if err == nil {
+			break
 		}
-		if a.Error != nil {
-			return a, a.Error
+		if !errors.Is(err, context.DeadlineExceeded) || try == restoreTries || ctx.Err() != nil {
+			return begun, err
 		}
-		return a, nil
-	})
-	if err != nil {
-		return begun, err
+		if err := b.js.DeleteStream(ctx, stream); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+			return true, err
+		}
 	}
 	inbox := nats.NewInbox()
 	replies := make(chan *nats.Msg, 2*snapshotWindow)
