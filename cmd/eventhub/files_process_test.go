@@ -206,21 +206,37 @@ func TestCertificateThatIsAPipe(t *testing.T) {
 	hub.terminate()
 }
 
-// A hub that drains goes on to drain when it is told to reload: a service manager may do both.
+// A hub that drains goes on to drain while it is told to reload, until its last moment: a service
+// manager may do both.
 func TestReloadWhileItDrains(t *testing.T) {
 	t.Parallel()
 	pair := newPairFiles(t)
-	hub := startNode(t, "--tls-cert="+pair.cert, "--tls-key="+pair.key)
-	hub.signal(syscall.SIGTERM)
-	waitFor(t, "the hub drains", func() bool { return strings.Contains(hub.log.String(), "draining") })
-	hub.signal(syscall.SIGHUP)
-	select {
-	case <-hub.ended:
-	case <-time.After(patience):
-		t.Fatal("the hub does not end")
-	}
-	if code := hub.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("the hub ended with exit code %d:\n%s", code, hub.log.String())
+	for name, flags := range map[string][]string{
+		"with a certificate":    {"--tls-cert=" + pair.cert, "--tls-key=" + pair.key},
+		"without a certificate": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			hub := startNodeWith(t, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }, flags...)
+			hub.signal(syscall.SIGTERM)
+			waitFor(t, "the hub drains", func() bool { return strings.Contains(hub.log.String(), "draining") })
+			reload := time.NewTicker(100 * time.Microsecond)
+			defer reload.Stop()
+			late := time.After(patience)
+			for ended := false; !ended; {
+				select {
+				case <-hub.ended:
+					ended = true
+				case <-reload.C:
+					hub.signal(syscall.SIGHUP)
+				case <-late:
+					t.Fatal("the hub does not end")
+				}
+			}
+			if code := hub.cmd.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("the hub ended with exit code %d:\n%s", code, hub.log.String())
+			}
+		})
 	}
 }
 

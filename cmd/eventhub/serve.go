@@ -93,7 +93,7 @@ func (cmd *serveCmd) Run(ctx context.Context, std streams) error {
 		ctx, stop = hangUp(ctx, log)
 		defer stop()
 	} else {
-		defer set.cert.listen()() // before anybody learns that the hub is ready
+		set.cert.listen() // before anybody learns that the hub is ready
 	}
 	if cmd.Ephemeral {
 		var stop context.CancelFunc

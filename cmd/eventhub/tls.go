@@ -61,12 +61,11 @@ type certificate struct {
 	hup chan os.Signal
 }
 
-// listen begins to receive SIGHUP, which would otherwise end the process. The caller must call stop
-// when the hub has ended: a hub that drains ignores SIGHUP.
-func (c *certificate) listen() (stop func()) {
+// listen begins to receive SIGHUP, which would otherwise end the process. It receives until the
+// process ends: a hub that drains ignores SIGHUP, also in its last moment.
+func (c *certificate) listen() {
 	c.hup = make(chan os.Signal, 1)
 	signal.Notify(c.hup, syscall.SIGHUP)
-	return func() { signal.Stop(c.hup) }
 }
 
 // reload reads the files and uses them if they have changed. An invalid pair keeps the old one in

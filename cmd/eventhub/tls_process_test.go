@@ -205,7 +205,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		defer c.listen()()
+		c.listen()
 		c.watch(ctx, time.Millisecond, slog.New(slog.NewTextHandler(&log, nil)))
 	}()
 	serial := func() int64 { return c.current.Load().Leaf.SerialNumber.Int64() }
