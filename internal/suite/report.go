@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -44,7 +45,7 @@ func (s *suite) checkStrict(limits limits) bool {
 			}
 			if limit := limits.of(r); r.seconds > limit {
 				ok = false
-				s.printf("slow: %s took %.1f s, and may take %.0f s: make it faster, or give internal/suite/slow.txt a row with the reason\n", r, r.seconds, limit)
+				s.printf("slow: %s took %.1f s alone, and may take %.0f s: make it faster, or give internal/suite/slow.txt a row with the reason\n", r, r.seconds, limit)
 			}
 		}
 		if p.seconds > packageSeconds && limits[limitKey{pkg: short(p.pkg)}] < p.seconds {
@@ -52,6 +53,43 @@ func (s *suite) checkStrict(limits limits) bool {
 		}
 	}
 	return ok
+}
+
+// measureAgain runs each test that took longer than it may once more, with no other beside it, and
+// keeps the time that it took alone: what other tests and a busy machine add is no fault of a test.
+func (s *suite) measureAgain(ctx context.Context, args []string, limits limits) error {
+	flags := slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return !strings.HasPrefix(arg, "-") })
+	for _, p := range s.sorted() {
+		var names []string
+		for _, r := range byTime(p.tests) {
+			name, _, _ := strings.Cut(r.test, "/")
+			if r.seconds > limits.of(r) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		if len(names) == 0 {
+			continue
+		}
+		s.printf("\nonce more, alone: %s %s\n", short(p.pkg), strings.Join(names, " "))
+		alone := &suite{dir: s.dir, out: s.out, verbose: s.verbose}
+		only := fmt.Sprintf("-run=^(%s)$", strings.Join(names, "|"))
+		if err := alone.run(ctx, append(slices.Clone(flags), "-parallel=1", only, p.pkg)); err != nil {
+			return err
+		}
+		for _, r := range byTime(alone.packages[p.pkg].tests) {
+			before := p.tests[r.test]
+			if before != nil && before.seconds > limits.of(r) {
+				s.printf("%s: %.1f s, and %.1f s alone\n", r, before.seconds, r.seconds)
+			}
+			if before == nil || before.action == "pass" {
+				p.tests[r.test] = r
+			}
+		}
+		if again := alone.packages[p.pkg]; again.action == "fail" {
+			p.action, p.seed = again.action, again.seed
+		}
+	}
+	return nil
 }
 
 // byTime returns tests, the slowest first.

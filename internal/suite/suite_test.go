@@ -180,7 +180,7 @@ func TestStrict(t *testing.T) {
 	}
 	slow := s.packages["sample/good"].tests["TestGood/part"]
 	slow.seconds = testSeconds + 1
-	if s.checkStrict(nil) || !strings.Contains(out.String(), "slow: good TestGood/part took 31.0 s") {
+	if s.checkStrict(nil) || !strings.Contains(out.String(), "slow: good TestGood/part took 16.0 s alone") {
 		t.Errorf("a slow test passed:\n%s", &out)
 	}
 	listed := limits{{"good", "TestGood"}: 40}
@@ -190,6 +190,41 @@ func TestStrict(t *testing.T) {
 	slow.seconds = 41
 	if s.checkStrict(listed) {
 		t.Error("a listed test passed beyond its bound")
+	}
+}
+
+// A test that took too long beside others is measured again alone.
+func TestMeasureAgain(t *testing.T) {
+	t.Parallel()
+	s := &suite{}
+	sample(t, s, "./good", "./bad")
+	good, bad := s.packages["sample/good"], s.packages["sample/bad"]
+	good.tests["TestGood/part"].seconds = testSeconds + 1
+	good.tests["TestSkipped"].seconds = 0
+	bad.tests["TestLater"].seconds = testSeconds + 1
+	bad.tests["TestBad/two"].seconds = testSeconds + 1
+	var out bytes.Buffer
+	s.out = &out
+	// TestBad fails again, as it did before; had it passed before, the second failure would count.
+	bad.tests["TestBad/one"].action = "pass"
+	if err := s.measureAgain(t.Context(), []string{"-shuffle=7", "./good", "./bad"}, limits{{"bad", "TestBad"}: testSeconds}); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*result{good.tests["TestGood/part"], bad.tests["TestLater"], bad.tests["TestBad/two"]} {
+		if r.seconds >= testSeconds {
+			t.Errorf("%s took %v s again", r, r.seconds)
+		}
+	}
+	for _, want := range []string{"once more, alone: good TestGood\n", "good TestGood/part: 16.0 s, and 0.0 s alone\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in the output:\n%s", want, &out)
+		}
+	}
+	if failed := s.failures(); len(failed) != 1 || failed[0].test != "TestBad/one" {
+		t.Errorf("failed: %q", failed)
+	}
+	if n := len(good.tests); n != 3 {
+		t.Errorf("%d tests are left of a package with 3", n)
 	}
 }
 
