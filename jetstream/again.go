@@ -99,9 +99,9 @@ func (b *Bus) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, 
 	}
 }
 
-// whenUp asks NATS something for Open, and asks again, for up to openWait, while an error passes by
-// itself: a cluster that starts together with the hub has no leader, or too few servers, for a
-// while.
+// whenUp asks NATS something, and asks again, for up to openWait, while an error passes by itself.
+// A cluster that starts together with the hub has no leader for a while, and a leader that was just
+// elected knows of too few servers.
 func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error) {
 	waiting, cancel := context.WithTimeout(ctx, b.cfg.openWait)
 	defer cancel()

@@ -298,6 +298,31 @@ func TestRestoreThatIsNotAnswered(t *testing.T) {
 	take(t, to, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(20)
 }
 
+// The leader of a cluster that was just elected may not know all servers yet, and refuses more
+// copies.
+func TestReplicasAfterAnElection(t *testing.T) {
+	t.Parallel()
+	url := natstest.ClientURLs(natstest.RunCluster(t, 3)...)
+	proxy := startAPIProxy(t, url)
+	b := open(t, Config{URL: url, Domain: proxyDomain})
+	publish(t, b, "orders", "0")
+	var refused atomic.Int32
+	proxy.instead(func(request string) []byte {
+		if request != "STREAM.UPDATE.orders" || refused.Add(1) > 1 {
+			return nil
+		}
+		return []byte(`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`)
+	})
+	changes, err := b.Admin().NATS().PlanReplicas(t.Context(), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(changes, func(c ReplicaChange) bool { return c.Stream == "orders" })
+	if err := b.Admin().NATS().SetReplicas(t.Context(), changes[i]); err != nil || refused.Load() < 2 {
+		t.Errorf("3 copies after %d answers: %v", refused.Load(), err)
+	}
+}
+
 // The number of copies changes from 1 to 3 and back while members work: no event is lost, and no
 // lease ends more than once.
 func TestReplicasChangeLive(t *testing.T) {

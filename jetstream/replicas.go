@@ -61,8 +61,10 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	}
 	cfg := handle.CachedInfo().Config
 	cfg.Replicas = c.Want
-	// A change that is repeated does no harm: the new leader of a stream may not have answered.
-	if _, err := again(ctx, func(ctx context.Context) (natsjs.Stream, error) { return b.js.UpdateStream(ctx, cfg) }); err != nil {
+	// A change that is repeated does no harm: the new leader of a stream may not have answered, and
+	// that of the cluster may not have seen all servers yet.
+	update := func(ctx context.Context) (natsjs.Stream, error) { return b.js.UpdateStream(ctx, cfg) }
+	if _, err := whenUp(ctx, b, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
 		return fmt.Errorf("stream %s: %w; check that the cluster has %d servers with JetStream", c.Stream, err, c.Want)
 	}
 	ctx, cancel := context.WithTimeout(ctx, replicasWait)

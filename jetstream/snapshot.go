@@ -30,8 +30,9 @@ const (
 	// restoreFinish for what comes after the last part.
 	restoreSilence = time.Minute
 	restoreFinish  = 10 * time.Minute
-	// restoreTries is how often a restore is begun. Only the server that the cluster prefers as leader
-	// of the new stream answers; if another is elected, no answer comes, and the stream stays empty.
+	// restoreTries is how often a restore is begun. Only the server that the cluster prefers as
+	// leader of the new stream answers; if another is elected, no answer comes, and the stream
+	// stays empty.
 	restoreTries = 3
 	// restoreInterest is how long the way to a server that restores may take to become known to the
 	// other servers. The server gives a restore up when no part came for 5 s.
