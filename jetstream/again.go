@@ -119,6 +119,30 @@ func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error
 	}
 }
 
+// placeWait is how long a refusal for want of servers may last after an election: a server that
+// becomes the leader asks the others for their state.
+const placeWait = 2 * time.Second
+
+// whenPlaced makes a stream, and again, for up to placeWait, while the cluster knows of too few
+// servers for the stream's copies.
+func whenPlaced[T any](ctx context.Context, create func(context.Context) (T, error)) (T, error) {
+	waiting, cancel := context.WithTimeout(ctx, placeWait)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		value, err := create(ctx)
+		if refused, ok := errors.AsType[*natsjs.APIError](err); !ok || refused.ErrorCode != errNoPeers {
+			return value, err
+		}
+		select {
+		case <-tick.C:
+		case <-waiting.Done():
+			return value, err
+		}
+	}
+}
+
 // manager asks each question of JetStream's that may be asked twice by askAgain, for wait at most.
 // The deletions and UpdateStream are not among them: one that is late would undo what somebody did
 // after the first. CreatePushConsumer is not either: its answer counts what is still to come.
@@ -136,7 +160,8 @@ func (m manager) Stream(ctx context.Context, name string) (natsjs.Stream, error)
 }
 
 func (m manager) CreateStream(ctx context.Context, cfg natsjs.StreamConfig) (natsjs.Stream, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.CreateStream(ctx, cfg) })
+	create := func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.CreateStream(ctx, cfg) }
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return whenPlaced(ctx, create) })
 }
 
 func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, error) {
@@ -144,7 +169,8 @@ func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, 
 }
 
 func (m manager) CreateKeyValue(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.CreateKeyValue(ctx, cfg) })
+	create := func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.CreateKeyValue(ctx, cfg) }
+	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return whenPlaced(ctx, create) })
 }
 
 func (m manager) Consumer(ctx context.Context, stream, name string) (natsjs.Consumer, error) {

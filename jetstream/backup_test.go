@@ -298,21 +298,27 @@ func TestRestoreThatIsNotAnswered(t *testing.T) {
 	take(t, to, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(20)
 }
 
-// The leader of a cluster that was just elected may not know all servers yet, and refuses more
-// copies.
-func TestReplicasAfterAnElection(t *testing.T) {
+// The leader of a cluster that was just elected may not know all servers yet, and refuses to place
+// streams, and more copies of them.
+func TestPlacesAfterAnElection(t *testing.T) {
 	t.Parallel()
 	url := natstest.ClientURLs(natstest.RunCluster(t, 3)...)
 	proxy := startAPIProxy(t, url)
 	b := open(t, Config{URL: url, Domain: proxyDomain})
-	publish(t, b, "orders", "0")
-	var refused atomic.Int32
+	var made, refused atomic.Int32
 	proxy.instead(func(request string) []byte {
-		if request != "STREAM.UPDATE.orders" || refused.Add(1) > 1 {
+		switch {
+		case request == "STREAM.CREATE.orders" && made.Add(1) == 1:
+		case request == "STREAM.UPDATE.orders" && refused.Add(1) == 1:
+		default:
 			return nil
 		}
 		return []byte(`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`)
 	})
+	publish(t, b, "orders", "0")
+	if made.Load() < 2 {
+		t.Errorf("the stream was made after %d answers", made.Load())
+	}
 	changes, err := b.Admin().NATS().PlanReplicas(t.Context(), 3)
 	if err != nil {
 		t.Fatal(err)
