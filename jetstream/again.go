@@ -123,15 +123,15 @@ func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error
 // becomes the leader asks the others for their state.
 const placeWait = 2 * time.Second
 
-// whenPlaced makes a stream, and again, for up to placeWait, while the cluster knows of too few
-// servers for the stream's copies.
-func whenPlaced[T any](ctx context.Context, create func(context.Context) (T, error)) (T, error) {
+// whenPlaced makes a stream or a consumer by askAgain, and begins again for up to placeWait while
+// the cluster knows of too few servers for the copies.
+func whenPlaced[T any](ctx context.Context, limit time.Duration, create func(context.Context) (T, error)) (T, error) {
 	waiting, cancel := context.WithTimeout(ctx, placeWait)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		value, err := create(ctx)
+		value, err := askAgain(ctx, limit, create)
 		if refused, ok := errors.AsType[*natsjs.APIError](err); !ok || refused.ErrorCode != errNoPeers {
 			return value, err
 		}
@@ -160,8 +160,7 @@ func (m manager) Stream(ctx context.Context, name string) (natsjs.Stream, error)
 }
 
 func (m manager) CreateStream(ctx context.Context, cfg natsjs.StreamConfig) (natsjs.Stream, error) {
-	create := func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.CreateStream(ctx, cfg) }
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return whenPlaced(ctx, create) })
+	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.CreateStream(ctx, cfg) })
 }
 
 func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, error) {
@@ -169,8 +168,7 @@ func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, 
 }
 
 func (m manager) CreateKeyValue(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
-	create := func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.CreateKeyValue(ctx, cfg) }
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return whenPlaced(ctx, create) })
+	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.CreateKeyValue(ctx, cfg) })
 }
 
 func (m manager) Consumer(ctx context.Context, stream, name string) (natsjs.Consumer, error) {
@@ -178,7 +176,7 @@ func (m manager) Consumer(ctx context.Context, stream, name string) (natsjs.Cons
 }
 
 func (m manager) CreateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
+	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.CreateConsumer(ctx, stream, cfg)
 	})
 }
@@ -190,7 +188,7 @@ func (m manager) UpdateConsumer(ctx context.Context, stream string, cfg natsjs.C
 }
 
 func (m manager) CreateOrUpdateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
+	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.CreateOrUpdateConsumer(ctx, stream, cfg)
 	})
 }
