@@ -204,11 +204,7 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 // A restore into a cluster of which a server is not up yet is tried again until all are.
 func TestRestoreBeforeAllServersAreUp(t *testing.T) {
 	t.Parallel()
-	from := open(t, Config{Topics: stateful})
-	publish(t, from, "orders", numbers(20)...)
-	made := backup(t, from)
-	server := natstest.Run(t)
-	proxy := startAPIProxy(t, server.ClientURL())
+	made, _, server, proxy := restorable(t)
 	var refused atomic.Int64
 	proxy.instead(func(request string) []byte {
 		if !strings.HasPrefix(request, "STREAM.RESTORE.") || refused.Add(1) > 2 {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/s2"
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats-server/v2/server/archive"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -179,6 +180,18 @@ func openStore(t *testing.T, cfg Config) *Store {
 	return s
 }
 
+// restorable returns a backup of a hub with 20 events of topic orders, the name of their stream,
+// and a server to restore it to, with a proxy.
+func restorable(t *testing.T) (made *Backup, orders string, at *natsserver.Server, proxy *apiProxy) {
+	t.Helper()
+	from := open(t, Config{Topics: stateful})
+	publish(t, from, "orders", numbers(20)...)
+	made = backup(t, from)
+	orders = made.Streams[slices.IndexFunc(made.Streams, func(s backedUp) bool { return s.Messages == 20 })].Name
+	at = natstest.Run(t)
+	return made, orders, at, startAPIProxy(t, at.ClientURL())
+}
+
 // A backup of a running hub has everything that the hub stores: it is restored to an embedded
 // server, and to a cluster.
 func TestRestoreHasEverything(t *testing.T) {
@@ -212,11 +225,7 @@ func TestRestoreHasEverything(t *testing.T) {
 // parts go: the first part is sent until a server takes it.
 func TestRestoreBeforeItsWayIsKnown(t *testing.T) {
 	t.Parallel()
-	from := open(t, Config{Topics: stateful})
-	publish(t, from, "orders", numbers(20)...)
-	made := backup(t, from)
-	server := natstest.Run(t)
-	proxy := startAPIProxy(t, server.ClientURL())
+	made, orders, server, proxy := restorable(t)
 	received := func() int64 {
 		v, err := server.Varz(nil)
 		if err != nil {
@@ -225,10 +234,9 @@ func TestRestoreBeforeItsWayIsKnown(t *testing.T) {
 		}
 		return v.InMsgs
 	}
-	name := made.Streams[slices.IndexFunc(made.Streams, func(s backedUp) bool { return s.Messages == 20 })].Name
 	var relays sync.WaitGroup
 	defer relays.Wait()
-	proxy.answer("STREAM.RESTORE."+name, func(answer []byte) []byte {
+	proxy.answer("STREAM.RESTORE."+orders, func(answer []byte) []byte {
 		var said struct {
 			Deliver string `json:"deliver_subject"`
 		}
@@ -262,27 +270,22 @@ func TestRestoreBeforeItsWayIsKnown(t *testing.T) {
 // and keeps an empty stream: the restore is begun again.
 func TestRestoreThatIsNotAnswered(t *testing.T) {
 	t.Parallel()
-	from := open(t, Config{Topics: stateful})
-	publish(t, from, "orders", numbers(20)...)
-	made := backup(t, from)
-	server := natstest.Run(t)
-	proxy := startAPIProxy(t, server.ClientURL())
+	made, orders, server, proxy := restorable(t)
 	nc, err := nats.Connect(server.ClientURL())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	at := made.Streams[slices.IndexFunc(made.Streams, func(s backedUp) bool { return s.Messages == 20 })]
 	var asked atomic.Int32
-	proxy.answer("STREAM.RESTORE."+at.Name, func(answer []byte) []byte {
+	proxy.answer("STREAM.RESTORE."+orders, func(answer []byte) []byte {
 		if asked.Add(1) > 1 {
 			return answer
 		}
-		config, err := json.Marshal(map[string]string{"name": at.Name})
+		config, err := json.Marshal(map[string]string{"name": orders})
 		if err != nil {
 			t.Error(err)
 		}
-		if _, err := nc.Request("$JS.API.STREAM.CREATE."+at.Name, config, wait); err != nil {
+		if _, err := nc.Request("$JS.API.STREAM.CREATE."+orders, config, wait); err != nil {
 			t.Error(err)
 		}
 		return nil
@@ -298,6 +301,32 @@ func TestRestoreThatIsNotAnswered(t *testing.T) {
 	take(t, to, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(20)
 }
 
+// A restore removes no stream of another program that has the name of one of the backup's, even if
+// no server answers the request for its restore: the restore is refused before anything is made.
+func TestRestoreBesideAStreamOfThatName(t *testing.T) {
+	t.Parallel()
+	made, orders, server, proxy := restorable(t)
+	proxy.meet(func(request string) bool { return request != "STREAM.RESTORE."+orders })
+	look := natstest.Look(t, server.ClientURL())
+	if _, err := look.JS.CreateStream(t.Context(), natsjs.StreamConfig{Name: orders, Subjects: []string{"theirs"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := look.JS.Publish(t.Context(), "theirs", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	s := openStore(t, Config{URL: server.ClientURL(), Domain: proxyDomain, openWait: 2 * time.Second})
+	if err := s.Restore(t.Context(), made, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "stream "+orders+" of another program") {
+		t.Errorf("restored: %v", err)
+	}
+	theirs, err := look.JS.Stream(t.Context(), orders)
+	if err != nil || theirs.CachedInfo().State.Msgs != 1 {
+		t.Fatalf("their stream: %+v, %v", theirs, err)
+	}
+	if _, err := look.JS.Stream(t.Context(), restoreMark); !errors.Is(err, natsjs.ErrStreamNotFound) {
+		t.Errorf("the mark of the restore: %v", err)
+	}
+}
+
 // The leader of a cluster that was just elected may not know all servers yet, and refuses to place
 // streams, and more copies of them.
 func TestPlacesAfterAnElection(t *testing.T) {
@@ -305,9 +334,10 @@ func TestPlacesAfterAnElection(t *testing.T) {
 	url := natstest.ClientURLs(natstest.RunCluster(t, 3)...)
 	proxy := startAPIProxy(t, url)
 	b := open(t, Config{URL: url, Domain: proxyDomain})
-	var made, refused atomic.Int32
+	var made, joined, refused atomic.Int32
 	proxy.instead(func(request string) []byte {
 		switch {
+		case strings.HasPrefix(request, "CONSUMER.CREATE.orders.") && joined.Add(1) == 1:
 		case request == "STREAM.CREATE.orders" && made.Add(1) == 1:
 		case request == "STREAM.UPDATE.orders" && refused.Add(1) == 1:
 		default:
@@ -318,6 +348,10 @@ func TestPlacesAfterAnElection(t *testing.T) {
 	publish(t, b, "orders", "0")
 	if made.Load() < 2 {
 		t.Errorf("the stream was made after %d answers", made.Load())
+	}
+	take(t, b, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(1)
+	if joined.Load() < 2 {
+		t.Errorf("the consumer was made after %d answers", joined.Load())
 	}
 	changes, err := b.Admin().NATS().PlanReplicas(t.Context(), 3)
 	if err != nil {
@@ -532,6 +566,15 @@ func TestMoveThatIsCutOff(t *testing.T) {
 		if err := look.JS.DeleteStream(t.Context(), name); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+	}
+	if _, err := look.JS.CreateStream(t.Context(), natsjs.StreamConfig{Name: "orders", Subjects: []string{"theirs"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := from.MoveTo(t.Context(), to, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "stream orders of another program") {
+		t.Fatalf("beside a stream of that name: %v", err)
+	}
+	if err := look.JS.DeleteStream(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
 	}
 	if err := from.MoveTo(t.Context(), to, RestoreOptions{}); err != nil {
 		t.Fatal(err)

@@ -18,10 +18,12 @@ func (s *Store) MoveTo(ctx context.Context, to *Store, opts RestoreOptions) erro
 		return err
 	}
 	all, done := uint64(0), uint64(0)
-	for _, from := range sources {
+	names := make([]string, len(sources))
+	for i, from := range sources {
 		all += from.info.State.Msgs
+		names[i] = from.name
 	}
-	return to.restore(ctx, opts, func(put func(*backedUp, func(io.Writer) error) error) error {
+	return to.restore(ctx, opts, names, func(put func(*backedUp, func(io.Writer) error) error) error {
 		for _, from := range sources {
 			consumers, err := s.bus.readConsumers(ctx, from)
 			if err != nil {

@@ -167,7 +167,11 @@ func (s *Store) Restore(ctx context.Context, b *Backup, opts RestoreOptions) err
 	}
 	_, _, all := b.Contents()
 	done := uint64(0)
-	return s.restore(ctx, opts, func(put func(*backedUp, func(io.Writer) error) error) error {
+	names := make([]string, len(b.Streams))
+	for i := range b.Streams {
+		names[i] = b.Streams[i].Name
+	}
+	return s.restore(ctx, opts, names, func(put func(*backedUp, func(io.Writer) error) error) error {
 		for i := range b.Streams {
 			at := &b.Streams[i]
 			opts.progress(done, all)
@@ -181,9 +185,10 @@ func (s *Store) Restore(ctx context.Context, b *Backup, opts RestoreOptions) err
 	})
 }
 
-// restore makes streams between the mark and its removal: all that each calls put for, or none.
-func (s *Store) restore(ctx context.Context, opts RestoreOptions, each func(put func(*backedUp, func(io.Writer) error) error) error) (err error) {
-	if err := s.CheckEmpty(ctx); err != nil {
+// restore makes the streams with these names between the mark and its removal: each calls put for
+// all of them. It leaves all of them or none.
+func (s *Store) restore(ctx context.Context, opts RestoreOptions, names []string, each func(put func(*backedUp, func(io.Writer) error) error) error) (err error) {
+	if err := s.checkFree(ctx, names); err != nil {
 		return err
 	}
 	unmark, err := s.mark(ctx, opts.Replicas)

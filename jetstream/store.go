@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,18 +69,24 @@ func (b *Bus) connect() error {
 func (s *Store) Close() error { return s.bus.Close() }
 
 // CheckEmpty returns an error unless nothing of a hub is there.
-func (s *Store) CheckEmpty(ctx context.Context) error {
+func (s *Store) CheckEmpty(ctx context.Context) error { return s.checkFree(ctx, nil) }
+
+// checkFree is CheckEmpty, and returns an error for a stream of another program that has one of the
+// names. A restore would refuse such a name, or remove the stream when it begins again.
+func (s *Store) checkFree(ctx context.Context, names []string) error {
 	b := s.bus
 	inv, err := b.listStreams(ctx)
 	if err != nil {
 		return err
 	}
 	marked := inv.streams[restoreMark] != nil
-	var found []string
+	var found, taken []string
 	for _, name := range inv.names() {
 		info := inv.streams[name]
 		if _, restored := info.Config.Metadata[native.MetaMade]; ofHub(name, info) || marked && restored {
 			found = append(found, name)
+		} else if slices.Contains(names, name) {
+			taken = append(taken, name)
 		}
 	}
 	if marked {
@@ -87,6 +94,9 @@ func (s *Store) CheckEmpty(ctx context.Context) error {
 	}
 	if len(found) > 0 {
 		return fmt.Errorf("nats at %s is not empty: it has %d streams of a hub, such as %s; restore only where no hub has ever run, or remove these streams with everything in them", b.where(), len(found), found[0])
+	}
+	if len(taken) > 0 {
+		return fmt.Errorf("nats at %s: stream %s of another program has the name of a stream that is restored (%d such streams); rename or remove it, or restore to another account", b.where(), taken[0], len(taken))
 	}
 	return nil
 }
