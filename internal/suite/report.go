@@ -45,7 +45,7 @@ func (s *suite) checkStrict(limits limits) bool {
 			}
 			if limit := limits.of(r); r.seconds > limit {
 				ok = false
-				s.printf("slow: %s took %.1f s alone, and may take %.0f s: make it faster, or give internal/suite/slow.txt a row with the reason\n", r, r.seconds, limit)
+				s.printf("slow: %s took %.1f s, and may take %.0f s: make it faster, or give internal/suite/slow.txt a row with the reason\n", r, r.seconds, limit)
 			}
 		}
 		if p.seconds > packageSeconds && limits[limitKey{pkg: short(p.pkg)}] < p.seconds {

@@ -180,7 +180,7 @@ func TestStrict(t *testing.T) {
 	}
 	slow := s.packages["sample/good"].tests["TestGood/part"]
 	slow.seconds = testSeconds + 1
-	if s.checkStrict(nil) || !strings.Contains(out.String(), "slow: good TestGood/part took 16.0 s alone") {
+	if s.checkStrict(nil) || !strings.Contains(out.String(), "slow: good TestGood/part took 16.0 s, and") {
 		t.Errorf("a slow test passed:\n%s", &out)
 	}
 	listed := limits{{"good", "TestGood"}: 40}
