@@ -334,12 +334,27 @@ func TestPlacesAfterAnElection(t *testing.T) {
 	url := natstest.ClientURLs(natstest.RunCluster(t, 3)...)
 	proxy := startAPIProxy(t, url)
 	b := open(t, Config{URL: url, Domain: proxyDomain})
+	js := natstest.Look(t, url).JS
+	settings := func(stream string) natsjs.StreamConfig {
+		s, err := js.Stream(t.Context(), stream)
+		if err != nil {
+			t.Error(err)
+			return natsjs.StreamConfig{}
+		}
+		return s.CachedInfo().Config
+	}
 	var made, joined, refused atomic.Int32
 	proxy.instead(func(request string) []byte {
 		switch {
 		case strings.HasPrefix(request, "CONSUMER.CREATE.orders.") && joined.Add(1) == 1:
 		case request == "STREAM.CREATE.orders" && made.Add(1) == 1:
 		case request == "STREAM.UPDATE.orders" && refused.Add(1) == 1:
+			// somebody changes another setting meanwhile
+			cfg := settings("orders")
+			cfg.MaxBytes = 1 << 20
+			if _, err := js.UpdateStream(t.Context(), cfg); err != nil {
+				t.Error(err)
+			}
 		default:
 			return nil
 		}
@@ -360,6 +375,9 @@ func TestPlacesAfterAnElection(t *testing.T) {
 	i := slices.IndexFunc(changes, func(c ReplicaChange) bool { return c.Stream == "orders" })
 	if err := b.Admin().NATS().SetReplicas(t.Context(), changes[i]); err != nil || refused.Load() < 2 {
 		t.Errorf("3 copies after %d answers: %v", refused.Load(), err)
+	}
+	if cfg := settings("orders"); cfg.Replicas != 3 || cfg.MaxBytes != 1<<20 {
+		t.Errorf("the stream has %d copies and keeps %d bytes", cfg.Replicas, cfg.MaxBytes)
 	}
 }
 

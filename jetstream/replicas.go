@@ -59,11 +59,17 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", c.Stream, err)
 	}
-	cfg := handle.CachedInfo().Config
-	cfg.Replicas = c.Want
-	// A change that is repeated does no harm: the new leader of a stream may not have answered, and
-	// that of the cluster may not have seen all servers yet.
-	update := func(ctx context.Context) (natsjs.Stream, error) { return b.js.UpdateStream(ctx, cfg) }
+	// The new leader of a stream may not have answered, and that of the cluster may not have seen
+	// all servers yet. A change that is repeated keeps what others have changed meanwhile.
+	update := func(ctx context.Context) (natsjs.Stream, error) {
+		now, err := b.js.Stream(ctx, c.Stream)
+		if err != nil {
+			return nil, err
+		}
+		cfg := now.CachedInfo().Config
+		cfg.Replicas = c.Want
+		return b.js.UpdateStream(ctx, cfg)
+	}
 	if _, err := whenUp(ctx, b, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
 		return fmt.Errorf("stream %s: %w; check that the cluster has %d servers with JetStream", c.Stream, err, c.Want)
 	}
