@@ -211,8 +211,10 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 		Error   *natsjs.APIError `json:"error"`
 		Deliver string           `json:"deliver_subject"`
 	}
-	begin := func(ctx context.Context) (restoreAnswer, error) {
+	begin := func() (restoreAnswer, error) {
 		return whenUp(ctx, b, func() (a restoreAnswer, err error) {
+			ctx, cancel := context.WithTimeout(ctx, b.cfg.openWait/2)
+			defer cancel()
 			if err := b.askServer(ctx, "STREAM.RESTORE."+stream, ask, &a); err != nil {
 				begun = true // perhaps
 				return a, err
@@ -225,10 +227,7 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 	}
 	var answer restoreAnswer
 	for try := 1; ; try++ {
-		waiting, cancel := context.WithTimeout(ctx, b.cfg.openWait/2)
-		answer, err = begin(waiting)
-		cancel()
-		if err == nil {
+		if answer, err = begin(); err == nil {
 			break
 		}
 		if !errors.Is(err, context.DeadlineExceeded) || try == restoreTries || ctx.Err() != nil {
