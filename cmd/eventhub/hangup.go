@@ -11,9 +11,12 @@ import (
 
 // hangUp handles SIGHUP for a hub without a certificate to reload. If the process has a terminal,
 // the returned context ends when the terminal is closed. Otherwise SIGHUP is the request of a
-// service manager to reload, which does not end the process, not even in its last moment. The
-// caller must call stop.
+// service manager to reload, which does not end the process, not even in its last moment. A process
+// that ignores SIGHUP, as under nohup, goes on ignoring it. The caller must call stop.
 func hangUp(ctx context.Context, log *slog.Logger) (_ context.Context, stop func()) {
+	if signal.Ignored(syscall.SIGHUP) {
+		return ctx, func() {}
+	}
 	if hasTerminal() {
 		return signal.NotifyContext(ctx, syscall.SIGHUP)
 	}

@@ -41,6 +41,32 @@ func TestClosedTerminalEndsTheHubInGoodOrder(t *testing.T) {
 	}
 }
 
+// A hub that was started with SIGHUP ignored, as by nohup, outlives its terminal.
+func TestClosedTerminalUnderNohup(t *testing.T) {
+	t.Parallel()
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Fatal(err)
+	}
+	screen, keyboard := terminal(t)
+	hub := startNodeWith(t, func(cmd *exec.Cmd) {
+		cmd.Stdin = keyboard
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+		cmd.Args = append([]string{bash, "-c", `trap "" HUP; exec -a eventhub "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
+		cmd.Path = bash
+	})
+	_ = keyboard.Close() // the hub has its own
+	c := hub.dial()
+	if err := screen.Close(); err != nil {
+		t.Fatal(err)
+	}
+	hub.signal(syscall.SIGHUP)
+	for range 100 { // a hub that drains ends the connection
+		publishTo(t, c, "still", "1")
+	}
+	hub.terminate()
+}
+
 // A service manager reloads a hub by SIGHUP. The hub goes on, even if it has no certificate to
 // reload, and ends by SIGTERM.
 func TestReloadKeepsAHubWithoutATerminal(t *testing.T) {
