@@ -173,7 +173,8 @@ func (r *readback) run(t *testing.T, url string) {
 	t.Logf("behind the confirmation: watch %v", &r.watch)
 }
 
-// noise publishes other keys natively, at its share of the rate.
+// noise publishes other keys natively: at its share of the rate, or as many for each try as a slow
+// machine can follow.
 func (r *readback) noise(ctx context.Context, nc *nats.Conn, n int) {
 	js, err := natsjs.New(nc)
 	if err != nil {
@@ -191,6 +192,7 @@ func (r *readback) noise(ctx context.Context, nc *nats.Conn, n int) {
 			return
 		}
 		due := int(time.Since(begin).Seconds() * float64(*rywRate) / rywNoise)
+		due = min(due, int(r.next.Load()+1)**rywRate/100)
 		for ; i < due && ctx.Err() == nil; i++ {
 			// What is lost when a leader changes is no loss here.
 			_, _ = js.PublishAsync(fmt.Sprintf("keyed.noise-%d-%d.%s", n, i%rywNoiseKeys, rywTopic), payload, natsjs.WithStallWait(time.Second))
