@@ -48,6 +48,10 @@ func (s *suite) checkStrict(limits limits) bool {
 				s.printf("slow: %s took %.1f s, and may take %.0f s: make it faster, or give internal/suite/slow.txt a row with the reason\n", r, r.seconds, limit)
 			}
 		}
+		if p.action == "pass" && len(p.tests) == 0 {
+			ok = false
+			s.printf("empty: package %s ran no test\n", short(p.pkg))
+		}
 		if p.seconds > packageSeconds && limits[limitKey{pkg: short(p.pkg)}] < p.seconds {
 			s.printf("note: package %s took %.0f s, over the aim of %d s\n", short(p.pkg), p.seconds, packageSeconds)
 		}
@@ -57,13 +61,14 @@ func (s *suite) checkStrict(limits limits) bool {
 
 // measureAgain runs each test that took longer than it may once more, with no other beside it, and
 // keeps the time that it took alone: what other tests and a busy machine add is no fault of a test.
+// Beyond four times its bound, a test is not slowed down by others, but stands still.
 func (s *suite) measureAgain(ctx context.Context, args []string, limits limits) error {
 	flags := slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return !strings.HasPrefix(arg, "-") })
 	for _, p := range s.sorted() {
 		var names []string
 		for _, r := range byTime(p.tests) {
 			name, _, _ := strings.Cut(r.test, "/")
-			if r.seconds > limits.of(r) && !slices.Contains(names, name) {
+			if most := limits.of(r); r.seconds > most && r.seconds <= 4*most && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -86,7 +91,7 @@ func (s *suite) measureAgain(ctx context.Context, args []string, limits limits) 
 			}
 		}
 		if again := alone.packages[p.pkg]; again.action == "fail" {
-			p.action, p.seed = again.action, again.seed
+			p.action, p.seed, p.output = again.action, again.seed, again.output
 		}
 	}
 	return nil

@@ -108,6 +108,7 @@ func (s *suite) run(ctx context.Context, args []string) error {
 	readErr := s.read(stdout)
 	err = cmd.Wait()
 	s.wall = time.Since(begun)
+	s.endAll()
 	switch {
 	case readErr != nil:
 		return readErr
@@ -174,6 +175,19 @@ func (s *suite) note(e event) {
 			r.output, r.kept = nil, 0
 		}
 		if e.Test == "" {
+			s.ended(p)
+		}
+	}
+}
+
+// endAll makes packages fail whose process ended in the middle of the tests, or with status 0 after
+// a test that failed.
+func (s *suite) endAll() {
+	for _, p := range s.sorted() {
+		failed := slices.ContainsFunc(mapValues(p.tests), func(r *result) bool { return r.action == "" || r.action == "fail" })
+		if p.action == "" || p.action == "pass" && failed {
+			p.action = "fail"
+			p.say("the process of the tests ended with status 0 too early, or after a test that failed\n")
 			s.ended(p)
 		}
 	}

@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // The test binary measures and computes under the words of the program.
@@ -41,6 +44,21 @@ func TestPanics(*testing.T) { panic("out of luck") }
 	"exits/exits_test.go": `package exits
 import ("fmt"; "os"; "testing")
 func TestMain(m *testing.M) { m.Run(); fmt.Println("left behind"); os.Exit(1) }
+func TestGood(*testing.T) {}
+`,
+	"leaves/leaves_test.go": `package leaves
+import ("syscall"; "testing")
+func TestLeaves(*testing.T) { syscall.Exit(0) }
+func TestNever(t *testing.T) { t.Error("never") }
+`,
+	"loses/loses_test.go": `package loses
+import ("os"; "testing")
+func TestMain(m *testing.M) { m.Run(); os.Exit(0) }
+func TestLost(t *testing.T) { t.Error("lost") }
+`,
+	"empty/empty_test.go": `package empty
+import "testing"
+func TestMain(*testing.M) {}
 func TestGood(*testing.T) {}
 `,
 	"broken/broken_test.go": `package broken
@@ -83,10 +101,10 @@ func TestOutcomes(t *testing.T) {
 	for _, r := range s.failures() {
 		failed = append(failed, r.String())
 	}
-	if want := []string{"bad TestBad/one", "broken", "exits", "panics TestPanics"}; !slices.Equal(failed, want) {
+	if want := []string{"bad TestBad/one", "broken", "exits", "leaves", "loses TestLost", "panics TestPanics"}; !slices.Equal(failed, want) {
 		t.Errorf("failed: %q, want %q\n%s", failed, want, out)
 	}
-	if got := s.counts(); got != "5 passed, 4 failed, 1 skipped" {
+	if got := s.counts(); got != "6 passed, 6 failed, 1 skipped" {
 		t.Errorf("the counts are %q", got)
 	}
 	for _, want := range []string{"one is wrong", "out of luck", "left behind", "undefined: undefined", "ok   good", "FAIL bad", "-shuffle=7"} {
@@ -161,6 +179,16 @@ func TestLoad(t *testing.T) {
 	}
 	end()
 	end()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	one := exec.CommandContext(ctx, self, burnCommand) //nolint:gosec // the load, as startLoad does
+	if err := one.Run(); ctx.Err() == nil || one.ProcessState.UserTime() < 20*time.Millisecond {
+		t.Errorf("the load computed for %v, and ended with %v", one.ProcessState.UserTime(), err)
+	}
 }
 
 // With -strict, a skipped test and a slow one that is not listed are refused.
@@ -173,6 +201,11 @@ func TestStrict(t *testing.T) {
 	if s.checkStrict(nil) || !strings.Contains(out.String(), "skipped: good TestSkipped") || !strings.Contains(out.String(), "no such program") {
 		t.Errorf("a skipped test passed:\n%s", &out)
 	}
+	s.packages["sample/empty"] = &pkg{result: result{pkg: "sample/empty", action: "pass"}}
+	if s.checkStrict(nil) || !strings.Contains(out.String(), "empty: package empty ran no test") {
+		t.Errorf("a package without a test passed:\n%s", &out)
+	}
+	delete(s.packages, "sample/empty")
 	delete(s.packages["sample/good"].tests, "TestSkipped")
 	out.Reset()
 	if !s.checkStrict(nil) || out.Len() > 0 {
@@ -222,6 +255,10 @@ func TestMeasureAgain(t *testing.T) {
 	}
 	if failed := s.failures(); len(failed) != 1 || failed[0].test != "TestBad/one" {
 		t.Errorf("failed: %q", failed)
+	}
+	bad.tests["TestLater"].seconds = 4*testSeconds + 1
+	if err := s.measureAgain(t.Context(), nil, nil); err != nil || bad.tests["TestLater"].seconds < testSeconds {
+		t.Errorf("a test that stood still was measured again: %v", err)
 	}
 	if n := len(good.tests); n != 3 {
 		t.Errorf("%d tests are left of a package with 3", n)
