@@ -185,7 +185,7 @@ func TestLoad(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	one := exec.CommandContext(ctx, self, burnCommand) //nolint:gosec // the load, as startLoad does
+	one := exec.CommandContext(ctx, self, burnCommand)
 	if err := one.Run(); ctx.Err() == nil || one.ProcessState.UserTime() < 20*time.Millisecond {
 		t.Errorf("the load computed for %v, and ended with %v", one.ProcessState.UserTime(), err)
 	}
