@@ -339,20 +339,25 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 	for _, forgets := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the server forgets deliveries %v", forgets), func(t *testing.T) {
 			t.Parallel()
-			url := natsServer(t)
-			cfg := Config{URL: url, AckWait: 3 * time.Second, Topics: []TopicRule{{Pattern: "once", DuplicateWindow: time.Second}}}
-			b := open(t, cfg)
-			at := time.Now().Add(time.Second)
-			for _, id := range []string{"stored", "lost"} {
-				if _, err := b.Publish(t.Context(), "once", []byte("1"), PublishOptions{ID: id, At: at}); err != nil {
-					t.Fatal(err)
+			url, cfg := "", Config{AckWait: 3 * time.Second, Topics: []TopicRule{{Pattern: "once", DuplicateWindow: time.Second}}}
+			delay := time.Second
+			// The hub has to be closed before the events are due.
+			for at := time.Now(); time.Until(at) < 0; delay *= 2 {
+				url = natsServer(t)
+				cfg.URL = url
+				b := open(t, cfg)
+				at = time.Now().Add(delay)
+				for _, id := range []string{"stored", "lost"} {
+					if _, err := b.Publish(t.Context(), "once", []byte("1"), PublishOptions{ID: id, At: at}); err != nil {
+						t.Fatal(err)
+					}
 				}
+				eventually(t, "the consumer of due events", func() bool {
+					_, err := b.js.Consumer(t.Context(), delayedStream, dueConsumer)
+					return err == nil
+				})
+				_ = b.Close()
 			}
-			eventually(t, "the consumer of due events", func() bool {
-				_, err := b.js.Consumer(t.Context(), delayedStream, dueConsumer)
-				return err == nil
-			})
-			_ = b.Close()
 			nc, err := nats.Connect(url)
 			if err != nil {
 				t.Fatal(err)
@@ -366,7 +371,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			due, err := c.Fetch(2, natsjs.FetchMaxWait(wait))
+			due, err := c.Fetch(2, natsjs.FetchMaxWait(delay+wait))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -384,7 +389,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 			}
 			<-time.After(1500 * time.Millisecond) // the duplicate window
 
-			b = open(t, cfg)
+			b := open(t, cfg)
 			awaitStored(t, b, "once", 2)
 			eventually(t, "all to be settled", func() bool {
 				n, err := b.schedules.count(t.Context(), duePrefix+">")
