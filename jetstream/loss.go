@@ -63,6 +63,8 @@ func newSight(t *topicInfo, info *natsjs.ConsumerInfo) sight {
 	if n := info.AckFloor.Consumer; n > 0 && n == info.Delivered.Consumer && info.NumAckPending == 0 && info.AckFloor.Stream < s.seq {
 		s.seq = info.AckFloor.Stream
 	}
+	// A server that leads the consumer no longer answers with 0.
+	s.seq = max(s.seq, max(info.Config.OptStartSeq, 1)-1)
 	s.rest()
 	return s
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
 	"eventhub/jetstream/natstest"
 )
 
@@ -342,6 +344,20 @@ func TestNewGroupHasLostNothing(t *testing.T) {
 				t.Errorf("began at %s; %d lost are reported and %d counted", got[0], g.sum(), seen.count())
 			}
 		})
+	}
+}
+
+// A server that leads the consumer no longer may answer the request to make it, with the position
+// 0.
+func TestSightOfANewGroup(t *testing.T) {
+	t.Parallel()
+	info := &natsjs.ConsumerInfo{Config: natsjs.ConsumerConfig{OptStartSeq: 101}}
+	s := newSight(&topicInfo{stream: new(stream)}, info)
+	if g, found := s.arrived(&deliveryMeta{order: 1, streamSeq: 101, delivered: 1}, 1); found {
+		t.Errorf("the first event of the group comes after %d lost ones", g.lost)
+	}
+	if g, found := s.arrived(&deliveryMeta{order: 2, streamSeq: 104, delivered: 1}, 2); !found || g.lost != 2 {
+		t.Errorf("102 and 103 are missing, %d are lost", g.lost)
 	}
 }
 
