@@ -231,7 +231,13 @@ func (b *Bus) copyStream(ctx context.Context, from *source, consumers []keptCons
 	for _, c := range consumers { // they were read before
 		done.state.LastSeq = max(done.state.LastSeq, c.reach)
 	}
-	if err := errors.Join(setField(head.raw, "consumer_count", len(consumers)), setField(head.raw, "last_seq", done.state.LastSeq)); err != nil {
+	// A stream that has never had a message has 0 here, behind which a restore takes no message.
+	done.state.FirstSeq = max(done.state.FirstSeq, 1)
+	if err := errors.Join(
+		setField(head.raw, "consumer_count", len(consumers)),
+		setField(head.raw, "first_seq", done.state.FirstSeq),
+		setField(head.raw, "last_seq", done.state.LastSeq),
+	); err != nil {
 		return done, err
 	}
 	state, err := json.Marshal(head.raw)

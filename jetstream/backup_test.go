@@ -539,6 +539,45 @@ func TestCopyOfABucketThatIsOverwritten(t *testing.T) {
 	}
 }
 
+// A stream that is empty when its snapshot begins, and has messages when it ends, is restored with
+// them.
+func TestCopyOfAnEmptyBucket(t *testing.T) {
+	t.Parallel()
+	server := natstest.Run(t)
+	proxy := startAPIProxy(t, server.ClientURL())
+	b := open(t, Config{URL: server.ClientURL(), Domain: proxyDomain})
+	look := natstest.Look(t, server.ClientURL())
+	kv, err := look.JS.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "empty"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const stream = "KV_empty"
+	proxy.answer("STREAM.SNAPSHOT."+stream, func(answer []byte) []byte {
+		if _, err := kv.Put(t.Context(), "key", []byte("late")); err != nil {
+			t.Error(err)
+		}
+		return answer
+	})
+	info, err := b.findStream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file bytes.Buffer
+	done, err := b.copyStream(t.Context(), &source{name: stream, info: info, grows: true}, nil, time.Time{}, &file, func(int, int) {})
+	if err != nil || done.messages != 1 {
+		t.Fatalf("%d messages were copied: %v", done.messages, err)
+	}
+	if err := look.JS.DeleteStream(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.putSnapshot(t.Context(), stream, done.config, done.state, &file); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := kv.Get(t.Context(), "key"); err != nil || string(e.Value()) != "late" || e.Revision() != 1 {
+		t.Errorf("restored: %+v, %v", e, err)
+	}
+}
+
 // writerFunc is a writer.
 type writerFunc func(p []byte) (int, error)
 
