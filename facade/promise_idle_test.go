@@ -18,13 +18,14 @@ var giveBackRounds = flag.Int("giveback.rounds", 1, "how often a member pauses, 
 
 // idleWait is how long an idle member with credit may wait for an event that is neither leased nor
 // in back-off: 1 s, and as much again for a busy machine. On one that is busier, it is ten times as
-// long as a new group takes for an event that nobody holds back.
-func idleWait(t *testing.T, h *testHub) time.Duration {
+// long as another group takes for n events of the same topic that nobody holds back.
+func idleWait(t *testing.T, h *testHub, topic string, n int) time.Duration {
 	t.Helper()
-	began, c, topic := time.Now(), h.dial(), freshTopic()
-	in := h.subscribe(c, topic, "g", wire.SubscribeOptions{})
-	h.publish(c, topic, "1")
-	in.next()
+	began := time.Now()
+	in := h.subscribe(h.dial(), topic, "control", wire.SubscribeOptions{From: "earliest", MaxInFlight: n})
+	for range n {
+		in.ack(in.next())
+	}
 	return max(2*time.Second, 10*time.Since(began))
 }
 
@@ -83,7 +84,7 @@ func TestPromiseABusyMemberHoldsNoOtherTopicsBack(t *testing.T) {
 		for _, topic := range topics {
 			view.Still(topic)
 		}
-		limit := idleWait(t, b)
+		limit := idleWait(t, b, first, 1)
 		idle := b.subscribe(c, first, "g", wire.SubscribeOptions{MaxInFlight: 10, Topics: topics[1:]})
 		if got := arrivals(t, idle, len(topics)-1, limit); got < len(topics)-1 {
 			t.Errorf("%d of %d events that nobody works on came within %v", got, len(topics)-1, limit)
@@ -107,7 +108,7 @@ func TestPromiseAMemberThatDoesNotReadHoldsLittleBack(t *testing.T) {
 		dialSluggard(a, topic, sent)
 		publishBig(t, b, topic, sent, size)
 		view.Still(topic)
-		limit := idleWait(t, b)
+		limit := idleWait(t, b, topic, sent-most)
 		idle := b.subscribe(b.dial(), topic, "g", wire.SubscribeOptions{MaxInFlight: sent})
 		if got := arrivals(t, idle, sent-most, limit); got < sent-most {
 			t.Errorf("%d of %d events came within %v", got, sent-most, limit)
