@@ -15,9 +15,7 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(nil)
-	// A server that stops right after it was given a source leaves the goroutine that waits for
-	// that, for some seconds.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // briefly is for Config.moveWait in tests that ask for no lease of before a move.

@@ -45,9 +45,7 @@ func (l leakChecked) Run() int {
 	if code != 0 {
 		return code
 	}
-	// A server that stops right after it was given a source leaves the goroutine that waits for
-	// that, for some seconds.
-	if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3")); err != nil {
+	if err := goleak.Find(natstest.Leaks()...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -25,9 +25,7 @@ import (
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
-	// A server that stops right after it was given a source leaves the goroutine that waits for
-	// that, for some seconds.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // receive subscribes from the earliest event on, and returns the payloads of n events.

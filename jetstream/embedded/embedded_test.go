@@ -13,12 +13,13 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/natstest"
 )
 
 var _ jetstream.Server = (*embedded.Server)(nil)
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 func start(t *testing.T, cfg embedded.Config) *embedded.Server {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+	"go.uber.org/goleak"
 
 	"eventhub/jetstream/embedded"
 )
@@ -131,4 +132,16 @@ func ClientURLs(servers ...*natsserver.Server) string {
 		urls[i] = s.ClientURL()
 	}
 	return strings.Join(urls, ",")
+}
+
+// Leaks are the goroutines that servers in the test's own process may leave, for goleak. One that
+// waits for the answer of a source ends some seconds after its server. Those of a stream's store
+// stay if the stream was being made while its server stopped (nats-server 2.15).
+func Leaks() []goleak.Option {
+	const server = "github.com/nats-io/nats-server/v2/server"
+	return []goleak.Option{
+		goleak.IgnoreAnyFunction(server + ".(*stream).trySetupSourceConsumer.func3"),
+		goleak.IgnoreAnyFunction(server + ".(*fileStore).flushStreamStateLoop"),
+		goleak.IgnoreAnyFunction(server + "/ats.Register.func1"),
+	}
 }

@@ -22,10 +22,8 @@ import (
 // patience bounds what a test waits for. Reaching it is a failure.
 const patience = time.Minute
 
-// A server that is shut down while it sets a source up waits for that in a goroutine for up to
-// 30 s.
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"))
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // openBus opens a bus with an embedded server on a directory. Unless it is given, its AckWait is
