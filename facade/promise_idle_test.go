@@ -17,8 +17,8 @@ import (
 var giveBackRounds = flag.Int("giveback.rounds", 1, "how often a member pauses, and leaves, in the middle of a flood")
 
 // idleWait is how long an idle member with credit may wait for an event that is neither leased nor
-// in back-off: 1 s, and as much again for a busy machine. On one that is busier, it is ten times as
-// long as another group takes for n events of the same topic that nobody holds back.
+// in back-off: 1 s, and as much again for a busy machine. On a busier one, the wait is ten times
+// the time that another group takes for n events of the topic.
 func idleWait(t *testing.T, h *testHub, topic string, n int) time.Duration {
 	t.Helper()
 	began := time.Now()
