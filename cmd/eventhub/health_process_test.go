@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/natstest"
 )
 
@@ -40,7 +41,7 @@ func TestHealthOfAHubWithoutNATS(t *testing.T) {
 		code, _, _ := health(t, nil, "--ops-url="+hub.ops)
 		return code == 0
 	})
-	nats.Shutdown()
+	embedded.Shutdown(nats)
 	eventually(t, "the hub is not ready", func() bool {
 		code, _, errs := health(t, nil, "--ops-url="+hub.ops)
 		return code == 1 && errs == "eventhub: hub at "+hub.ops+" is not ready: bus: unavailable\n"

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/natstest"
 	"eventhub/sdk/go/wire"
 )
@@ -66,8 +67,7 @@ func TestOutboxTopicsCountForTheirPoster(t *testing.T) {
 
 	p.node = startNode(t, flag, "--nats-url="+server.ClientURL(), "--data="+data, "--limit-new-topics=4")
 	again := natstest.Again(server)
-	server.Shutdown()
-	server.WaitForShutdown()
+	embedded.Shutdown(server)
 	for i := range 4 {
 		p.post(eve, fmt.Sprint("/outbox/mine.late.", i), "1", http.StatusAccepted, "")
 	}
@@ -113,8 +113,7 @@ func TestOutboxHasRoomForOthers(t *testing.T) {
 			data := t.TempDir()
 			p := posting{t, startNode(t, flag, "--nats-url="+server.ClientURL(), "--data="+data, c.limit)}
 			again := natstest.Again(server)
-			server.Shutdown()
-			server.WaitForShutdown()
+			embedded.Shutdown(server)
 			full := func() {
 				t.Helper()
 				p.post(eve, "/outbox/mine", c.body, http.StatusServiceUnavailable, "overloaded")

@@ -16,6 +16,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"eventhub/acl"
+	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/natstest"
 	"eventhub/sdk/go/wire"
 )
@@ -96,8 +97,7 @@ func TestRevokedTokensOfTwoHubs(t *testing.T) {
 		t.Fatal("the server does not listen on TCP")
 	}
 	end := func() {
-		server.Shutdown()
-		server.WaitForShutdown()
+		embedded.Shutdown(server)
 	}
 	flags := []string{"--nats-url=" + nats, "--jwt-secret-file=" + secretFile(t), "--metrics-access=token"}
 	one, two := startNode(t, flags...), startNode(t, flags...)

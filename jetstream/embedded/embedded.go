@@ -307,16 +307,16 @@ func (e *Server) run(ctx context.Context) (*natsserver.Server, error) {
 	s.SetLoggerV2(newServerLog(e.cfg.Logger), false, false, false)
 	s.Start()
 	if !s.ReadyForConnections(startWait) || !s.JetStreamEnabled() {
-		end(s)
+		Shutdown(s)
 		return nil, fmt.Errorf("embedded nats server: not ready after %v with the data in %s; see the log", startWait, e.dir)
 	}
 	if err := e.recovered(s); err != nil {
-		end(s)
+		Shutdown(s)
 		return nil, fmt.Errorf("embedded nats server: %w", err)
 	}
 	if e.user != nil {
 		if err := e.cfg.Callout.connect(s); err != nil {
-			end(s)
+			Shutdown(s)
 			return nil, fmt.Errorf("embedded nats server: accounts: %w", err)
 		}
 	}
@@ -327,7 +327,7 @@ func (e *Server) run(ctx context.Context) (*natsserver.Server, error) {
 // before anybody but native clients reaches the new one. It goes on until one runs or ctx ends.
 func (e *Server) restart(ctx context.Context, prepare func(*natsserver.Server)) error {
 	if old := e.server.Swap(nil); old != nil {
-		end(old)
+		Shutdown(old)
 	}
 	for wait := restartFirst; ; wait = min(2*wait, restartMax) {
 		s, err := e.run(ctx)
@@ -431,7 +431,7 @@ func (e *Server) Close() error {
 			e.wait.Wait()
 		}
 		if s := e.server.Swap(nil); s != nil {
-			end(s)
+			Shutdown(s)
 		}
 		if e.InMemory() {
 			// only a native client's stream on disk would have made it again
@@ -444,16 +444,16 @@ func (e *Server) Close() error {
 }
 
 const (
-	// idleWait bounds how long end waits for requests that the server still serves, and idleCheck
-	// is how often end looks.
+	// idleWait bounds how long Shutdown waits for requests that the server still serves, and
+	// idleCheck is how often Shutdown looks.
 	idleWait  = 2 * time.Second
 	idleCheck = 5 * time.Millisecond
 )
 
-// end stops a server and waits until the server has stopped. A server that stops while it makes a
-// stream leaves the goroutines of the stream's store, so end first waits for the requests that the
-// server has taken.
-func end(s *natsserver.Server) {
+// Shutdown stops a server of this process, and returns when the server has stopped. A server that
+// stops while it makes a stream leaves the goroutines of the stream's store, so Shutdown first
+// waits for the requests that the server has taken, for at most 2 s. It may be called twice.
+func Shutdown(s *natsserver.Server) {
 	for began := time.Now(); time.Since(began) < idleWait; <-time.After(idleCheck) {
 		if info, err := s.Jsz(nil); err != nil || info.API.Inflight == 0 {
 			break

@@ -104,10 +104,7 @@ func newServer(tb testing.TB, change ...func(*natsserver.Options)) *natsserver.S
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() {
-		s.Shutdown()
-		s.WaitForShutdown()
-	})
+	tb.Cleanup(func() { embedded.Shutdown(s) })
 	return s
 }
 
@@ -134,14 +131,8 @@ func ClientURLs(servers ...*natsserver.Server) string {
 	return strings.Join(urls, ",")
 }
 
-// Leaks are the goroutines that servers in the test's own process may leave, for goleak. One that
-// waits for the answer of a source ends some seconds after its server. Those of a stream's store
-// stay if the stream was being made while its server stopped (nats-server 2.15).
-func Leaks() []goleak.Option {
-	const server = "github.com/nats-io/nats-server/v2/server"
-	return []goleak.Option{
-		goleak.IgnoreAnyFunction(server + ".(*stream).trySetupSourceConsumer.func3"),
-		goleak.IgnoreAnyFunction(server + ".(*fileStore).flushStreamStateLoop"),
-		goleak.IgnoreAnyFunction(server + "/ats.Register.func1"),
-	}
+// Leaks is the goroutine that a server in the test's own process may leave, for goleak. The
+// goroutine waits for the answer of a source, and ends some seconds after its server.
+func Leaks() goleak.Option {
+	return goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3")
 }
