@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"strconv"
@@ -35,25 +34,6 @@ func resident(t *testing.T, s *natstest.Server) float64 {
 		t.Fatal(err)
 	}
 	return float64(memory.RSS) / (1 << 20)
-}
-
-// storeAll stores n events, and waits until all are confirmed.
-func storeAll(t *testing.T, js natsjs.JetStream, n int, message func(i int) *nats.Msg) {
-	t.Helper()
-	for i := range n {
-		_, err := js.PublishMsgAsync(message(i))
-		for errors.Is(err, natsjs.ErrTooManyStalledMsgs) {
-			_, err = js.PublishMsgAsync(message(i)) // the server is slow: it waited 200 ms
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	select {
-	case <-js.PublishAsyncComplete():
-	case <-time.After(5 * time.Minute):
-		t.Fatalf("%d events are not confirmed", js.PublishAsyncPending())
-	}
 }
 
 // The memory of a server grows with the number of keys of a topic, and with the ids in the

@@ -424,15 +424,23 @@ func publishMixed(t *testing.T, url string, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	storeAll(t, js, n, func(i int) *nats.Msg {
+		return &nats.Msg{Subject: "event." + mixedTopic, Data: fmt.Append(nil, i), Header: nats.Header{"Event-Id": {fmt.Sprint("e", i)}}}
+	})
+}
+
+// storeAll stores n events natively, and waits until all are confirmed.
+func storeAll(t *testing.T, js natsjs.JetStream, n int, message func(i int) *nats.Msg) {
+	t.Helper()
+	const most = 5 * time.Minute // for a slow server
 	for i := range n {
-		msg := &nats.Msg{Subject: "event." + mixedTopic, Data: fmt.Append(nil, i), Header: nats.Header{"Event-Id": {fmt.Sprint("e", i)}}}
-		if _, err := js.PublishMsgAsync(msg); err != nil {
+		if _, err := js.PublishMsgAsync(message(i), natsjs.WithStallWait(most)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	select {
 	case <-js.PublishAsyncComplete():
-	case <-time.After(patience):
-		t.Fatal("the events were not stored")
+	case <-time.After(most):
+		t.Fatalf("%d events are not confirmed", js.PublishAsyncPending())
 	}
 }
