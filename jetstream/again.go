@@ -123,15 +123,20 @@ func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error
 // becomes the leader asks the others for their state.
 const placeWait = 2 * time.Second
 
-// whenPlaced makes a stream or a consumer by askAgain, and begins again for up to placeWait while
-// the cluster knows of too few servers for the copies.
+// whenPlaced makes a stream or a consumer by askAgain, and begins again while there is no place.
 func whenPlaced[T any](ctx context.Context, limit time.Duration, create func(context.Context) (T, error)) (T, error) {
+	return placed(ctx, func() (T, error) { return askAgain(ctx, limit, create) })
+}
+
+// placed asks for copies, and asks again for up to placeWait while the cluster knows of too few
+// servers for them.
+func placed[T any](ctx context.Context, ask func() (T, error)) (T, error) {
 	waiting, cancel := context.WithTimeout(ctx, placeWait)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		value, err := askAgain(ctx, limit, create)
+		value, err := ask()
 		if refused, ok := errors.AsType[*natsjs.APIError](err); !ok || refused.ErrorCode != errNoPeers {
 			return value, err
 		}

@@ -352,7 +352,7 @@ func TestPlacesAfterAnElection(t *testing.T) {
 		case request == "STREAM.UPDATE.orders" && refused.Add(1) == 1:
 			// somebody changes another setting meanwhile
 			cfg := settings("orders")
-			cfg.MaxBytes = 1 << 20
+			cfg.Description += "."
 			if _, err := js.UpdateStream(t.Context(), cfg); err != nil {
 				t.Error(err)
 			}
@@ -377,8 +377,14 @@ func TestPlacesAfterAnElection(t *testing.T) {
 	if err := b.Admin().NATS().SetReplicas(t.Context(), changes[i]); err != nil || refused.Load() < 2 {
 		t.Errorf("3 copies after %d answers: %v", refused.Load(), err)
 	}
-	if cfg := settings("orders"); cfg.Replicas != 3 || cfg.MaxBytes != 1<<20 {
-		t.Errorf("the stream has %d copies and keeps %d bytes", cfg.Replicas, cfg.MaxBytes)
+	if cfg := settings("orders"); cfg.Replicas != 3 || cfg.Description != "." {
+		t.Errorf("the stream has %d copies and the description %q", cfg.Replicas, cfg.Description)
+	}
+	refused.Store(0)
+	ruled := open(t, Config{URL: url, Domain: proxyDomain, Topics: []TopicRule{{Pattern: "orders", MaxAge: 7 * 24 * time.Hour, Replicas: 1}}})
+	same(t, "apply", outcomes(apply(t, ruled, false)), []string{"change: orders: replicas is 3, the rule says 1, done true, error false"})
+	if cfg := settings("orders"); cfg.Replicas != 1 || cfg.Description != ".." {
+		t.Errorf("by its rule, the stream has %d copies and the description %q", cfg.Replicas, cfg.Description)
 	}
 }
 

@@ -197,11 +197,9 @@ func (b *Bus) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange)
 	if len(sets) == 0 {
 		return nil
 	}
-	info, err := b.findStream(ctx, sets[0].Stream)
-	if err == nil {
-		cfg := info.Config
+	set := func(cfg *natsjs.StreamConfig) {
 		for _, c := range sets {
-			c.set(&cfg)
+			c.set(cfg)
 		}
 		if _, ours := cfg.Metadata[bucketTopic]; !ours {
 			cfg.Metadata = maps.Clone(cfg.Metadata)
@@ -210,8 +208,8 @@ func (b *Bus) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange)
 			}
 			cfg.Metadata[metaPattern] = rule.Pattern
 		}
-		_, err = b.js.UpdateStream(ctx, cfg)
 	}
+	_, err := placed(ctx, func() (natsjs.Stream, error) { return b.changeStream(ctx, sets[0].Stream, set) })
 	for _, c := range sets {
 		c.Done, c.Err = err == nil, err
 	}

@@ -60,15 +60,9 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 		return fmt.Errorf("stream %s: %w", c.Stream, err)
 	}
 	// The new leader of a stream may not have answered, and that of the cluster may not have seen
-	// all servers yet. A change that is repeated keeps what others have changed meanwhile.
+	// all servers yet.
 	update := func(ctx context.Context) (natsjs.Stream, error) {
-		now, err := b.js.Stream(ctx, c.Stream)
-		if err != nil {
-			return nil, err
-		}
-		cfg := now.CachedInfo().Config
-		cfg.Replicas = c.Want
-		return b.js.UpdateStream(ctx, cfg)
+		return b.changeStream(ctx, c.Stream, func(cfg *natsjs.StreamConfig) { cfg.Replicas = c.Want })
 	}
 	if _, err := whenUp(ctx, b, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
 		return fmt.Errorf("stream %s: %w; check that the cluster has %d servers with JetStream", c.Stream, err, c.Want)
@@ -84,6 +78,18 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 			return fmt.Errorf("stream %s: its copies are not complete yet: %w", c.Stream, waited)
 		}
 	}
+}
+
+// changeStream changes the present settings of a stream once: a change that is repeated keeps what
+// others have changed meanwhile.
+func (b *Bus) changeStream(ctx context.Context, name string, set func(*natsjs.StreamConfig)) (natsjs.Stream, error) {
+	info, err := b.findStream(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	cfg := info.Config
+	set(&cfg)
+	return b.js.UpdateStream(ctx, cfg)
 }
 
 // complete reports whether a stream has so many copies, and each is up to date.
