@@ -239,6 +239,23 @@ func (p *peer) any() reply {
 	return got
 }
 
+// readEvents reads EVENTs of first attempts, until there are n, or the hub closes the connection.
+func (p *peer) readEvents(n int) (got int, closed websocket.StatusCode) {
+	p.t.Helper()
+	for ; got < n; got++ {
+		ctx, cancel := context.WithTimeout(context.Background(), rigPatience)
+		_, b, err := p.conn.Read(ctx)
+		cancel()
+		if err != nil {
+			return got, websocket.CloseStatus(err)
+		}
+		if !bytes.HasPrefix(b, []byte(`{"op":"EVENT"`)) || !bytes.Contains(b, []byte(`"attempt":1`)) {
+			p.t.Fatalf("%.300s", b)
+		}
+	}
+	return got, 0
+}
+
 // wantClose reads until the hub closes the connection with this code.
 func (p *peer) wantClose(code websocket.StatusCode) {
 	p.t.Helper()

@@ -89,19 +89,22 @@ func TestAttacks(t *testing.T) {
 			memory, disk := f.memory(t), f.disk(t)
 			base := base
 			// A short attack does not tell. Beside it, nobody waits for long, or, on a slow
-			// machine, does so beside the permitted load as well.
-			beside := func() {
+			// machine, does so beside the permitted load as well, if that is as long.
+			beside := func(d time.Duration) {
 				if a.like != nil {
-					base = f.under(t, *attackFor, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
+					base = f.under(t, d, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
 				}
 			}
 			if *attackFor >= attackTelling {
-				beside()
+				beside(*attackFor)
 			}
 			peak := f.watchMemory(t)
 			var got times
+			var lasted time.Duration
 			for try := range attackTries {
+				began := time.Now()
 				got = f.under(t, *attackFor, a)
+				lasted = time.Since(began)
 				if got.patient(1, base) {
 					break
 				}
@@ -118,7 +121,7 @@ func TestAttacks(t *testing.T) {
 				a.check(t, f)
 			}
 			if !got.patient(1, base) {
-				beside()
+				beside(lasted)
 			}
 			if !got.patient(1, base) {
 				t.Errorf("somebody had to wait each time: %v", got)
