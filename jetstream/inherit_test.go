@@ -13,10 +13,11 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-// ended waits until a group with a TTL has ended.
+// ended waits until a group with a TTL has ended. If the process stood still, and so lost leases,
+// the server keeps the group for AckWait first.
 func ended(t *testing.T, g Group) {
 	t.Helper()
-	eventually(t, "the group disappears", func() bool {
+	eventuallyWithin(t, 30*time.Second+wait, "the group disappears", func() bool {
 		_, err := g.Cursor(t.Context())
 		return errors.Is(err, ErrNotFound)
 	})

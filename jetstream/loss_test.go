@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -256,6 +257,8 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 			pub := open(t, Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}})
 			var mu sync.Mutex
 			got := make(map[uint64]bool)
+			var stored atomic.Uint64
+			const events = 1_000
 			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
 			t.Cleanup(func() { cancel(); wg.Wait() })
@@ -273,18 +276,23 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 							mu.Lock()
 							got[d.Event.Sequence] = true
 							mu.Unlock()
-							select {
-							case <-time.After(time.Duration(i+1) * 20 * time.Millisecond): // slow
-							case <-ctx.Done():
-								return
+							// slower than events are stored
+							for tick := time.Tick(5 * time.Millisecond); stored.Load() < min(d.Event.Sequence+20*uint64(i+1), events); {
+								select {
+								case <-tick:
+								case <-ctx.Done():
+									return
+								}
 							}
 							_ = d.Ack()
 						}
 					}
 				})
 			}
-			const events = 1_000
-			fillFrom(t, pub, "orders", 1, events)
+			for i := range events {
+				publish(t, pub, "orders", strconv.Itoa(i+1))
+				stored.Add(1)
+			}
 			eventually(t, "the last event", func() bool { mu.Lock(); defer mu.Unlock(); return got[events] })
 			distinct := func() uint64 { mu.Lock(); defer mu.Unlock(); return uint64(len(got)) }
 			eventually(t, "the last gap", func() bool {

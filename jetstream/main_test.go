@@ -143,9 +143,14 @@ func (k *taker) quiet(d time.Duration) {
 
 func eventually(tb testing.TB, what string, f func() bool) {
 	tb.Helper()
+	eventuallyWithin(tb, wait, what, f)
+}
+
+func eventuallyWithin(tb testing.TB, limit time.Duration, what string, f func() bool) {
+	tb.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(wait)
+	deadline := time.After(limit)
 	for !f() {
 		select {
 		case <-tick.C:

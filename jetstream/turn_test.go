@@ -132,12 +132,11 @@ func TestMovesBackDuringRemovals(t *testing.T) {
 		})
 	}
 	movers.Wait()
+	eventually(t, "removals", func() bool { return firstOf(t, one) > 64 })
 	end()
 	if n := seen.count(); n != 0 {
 		t.Errorf("%d events were lost", n)
 	}
-	var first uint64
-	eventually(t, "removals", func() bool { first = firstOf(t, one); return first > 64 })
 }
 
 // A hub removes nothing while the server does not tell of all groups: in a cluster, a consumer
