@@ -4,9 +4,9 @@
 //	go run ./internal/suite [flags] [-- flags and packages of go test]
 //
 // It ends with status 1 when a test fails and, with -strict, when a test is skipped or takes longer
-// than it may. A test that took longer beside the others is measured again alone, up to twice,
-// which decides; for this, flags of go test that have a value are written -name=value. The last
-// line counts: "N passed, N failed, N skipped".
+// than it may. A test that took longer beside the others is measured again alone, which decides;
+// for this, flags of go test that have a value are written -name=value. The last line counts:
+// "N passed, N failed, N skipped".
 package main
 
 import (

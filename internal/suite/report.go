@@ -59,23 +59,10 @@ func (s *suite) checkStrict(limits limits) bool {
 	return ok
 }
 
-// aloneTries is how often a test is measured alone, while it takes longer than it may: one that has
-// a cluster elect leaders takes long now and then.
-const aloneTries = 2
-
-// measureAgain runs each test that took longer than it may again, with no other beside it, and
+// measureAgain runs each test that took longer than it may once more, with no other beside it, and
 // keeps the time that it took alone: what other tests and a busy machine add is no fault of a test.
 // Beyond four times its bound, a test is not slowed down by others, but stands still.
 func (s *suite) measureAgain(ctx context.Context, args []string, limits limits) error {
-	for range aloneTries {
-		if err := s.measureAlone(ctx, args, limits); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *suite) measureAlone(ctx context.Context, args []string, limits limits) error {
 	flags := slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return !strings.HasPrefix(arg, "-") })
 	for _, p := range s.sorted() {
 		var names []string
