@@ -62,7 +62,10 @@ func (b *Bus) putRecord(ctx context.Context, msg *nats.Msg) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		reply, err := b.link().requestMsg(ctx, msg)
+		// A leader that changes does not answer.
+		reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
+			return b.link().request(ctx, msg.Subject, msg.Data)
+		})
 		if err != nil {
 			return err
 		}
