@@ -3,11 +3,9 @@ package jetstream
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,9 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/klauspost/compress/s2"
 	natsserver "github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats-server/v2/server/archive"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
@@ -467,83 +463,6 @@ func TestReplicasChangeLive(t *testing.T) {
 		}
 	}
 	t.Logf("%d events, %d of them again", len(stored), again)
-}
-
-// While a bucket is copied, each of its keys is overwritten: what the snapshot then lacks is in the
-// part that is read after it. The bucket is larger than what is read ahead.
-func TestCopyOfABucketThatIsOverwritten(t *testing.T) {
-	t.Parallel()
-	b := open(t, Config{})
-	const size = 16 << 10
-	const keys = (snapshotAhead + 4*snapshotWindow) * snapshotChunk / size
-	if _, err := b.js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "busy"}); err != nil {
-		t.Fatal(err)
-	}
-	info, err := b.findStream(t.Context(), "KV_busy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	put := func(value func() []byte) {
-		for key := range keys {
-			if _, err := b.js.PublishAsync("$KV.busy."+strconv.Itoa(key), value()); err != nil {
-				t.Error(err)
-				return
-			}
-			if key%500 == 0 {
-				<-b.js.PublishAsyncComplete()
-			}
-		}
-		<-b.js.PublishAsyncComplete()
-	}
-	old, newest := 0, make(map[string]string)
-	for try := 1; ; try++ {
-		random := rand.New(rand.NewPCG(1, uint64(try))) // bytes that cannot be compressed
-		put(func() []byte {
-			value := []byte("old")
-			for len(value) < size {
-				value = binary.LittleEndian.AppendUint64(value, random.Uint64())
-			}
-			return value
-		})
-		var file bytes.Buffer
-		begun := false
-		w := writerFunc(func(p []byte) (int, error) {
-			if !begun {
-				begun = true
-				put(func() []byte { return []byte("new") })
-			}
-			return file.Write(p)
-		})
-		_, err := b.copyStream(t.Context(), &source{name: "KV_busy", info: info, grows: true}, nil, time.Time{}, w, func(int, int) {})
-		if errors.Is(err, errSnapshotCut) && try < snapshotTries {
-			continue // on a slow machine
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		in := archive.NewReader(s2.NewReader(&file))
-		if _, err := readState(in); err != nil {
-			t.Fatal(err)
-		}
-		if err := copyMessages(in, func(hdr archive.Header, body []byte) error {
-			value := string(body[hdr.HeaderSize:][:3])
-			if newest[hdr.Name] = value; value == "old" {
-				old++
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		break
-	}
-	for key := range keys {
-		if value := newest["$KV.busy."+strconv.Itoa(key)]; value != "new" {
-			t.Fatalf("key %d is %q", key, value)
-		}
-	}
-	if old == 0 || old == keys {
-		t.Errorf("the snapshot has %d of %d old values: it was not overtaken", old, keys)
-	}
 }
 
 // A stream that is empty when its snapshot begins, and has messages when it ends, is restored with

@@ -461,34 +461,6 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 	c.quiet(20 * time.Millisecond)
 }
 
-func TestAfterIDOnABusyTopic(t *testing.T) {
-	t.Parallel()
-	b := open(t, Config{MemoryStorage: true})
-	const n = 105_000
-	var mu sync.Mutex
-	ids := make([]string, n)
-	p := b.NewPublisher()
-	for i := range n {
-		if err := p.PublishAsync(t.Context(), "busy", []byte("1"), PublishOptions{}, func(r Receipt, err error) {
-			if err != nil {
-				t.Error(err)
-			}
-			mu.Lock()
-			ids[i] = r.ID
-			mu.Unlock()
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := p.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	got := 0
-	if err := b.History("busy").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[n-10])}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
-		t.Errorf("%d events, %v", got, err)
-	}
-}
-
 func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})

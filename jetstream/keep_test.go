@@ -17,7 +17,7 @@ import (
 
 // rejectEvents is how many events TestRejectLosesNothing publishes. RELIABILITY.md has a run with
 // 1,000,000.
-var rejectEvents = flag.Int("reject-events", 4_000, "events of TestRejectLosesNothing")
+var rejectEvents = flag.Int("reject-events", 2_000, "events of TestRejectLosesNothing")
 
 func isTopicFull(err error) bool {
 	e, ok := errors.AsType[*Error](err)

@@ -3,7 +3,6 @@ package jetstream
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -164,48 +163,4 @@ func TestKeyShareOfAClient(t *testing.T) {
 		}
 	}
 	eventually(t, "a key that was made again counts no more", func() bool { return obs.gauge(GaugeKeysRemoved) == share-1 })
-}
-
-// A page or a listing looks at a bounded number of removed keys. A listing goes on behind them.
-func TestRemovedKeysAreBoundedPerPage(t *testing.T) {
-	t.Parallel()
-	const removed = pagePassed + 5_000
-	b := open(t, Config{Topics: compactedRules})
-	set(t, b, "state.a", "first", "1")
-	p := b.NewPublisher()
-	for i := range removed {
-		if err := p.PublishAsync(t.Context(), "state.a", nil, PublishOptions{Key: strconv.Itoa(i), Tombstone: true}, func(_ Receipt, err error) {
-			if err != nil {
-				t.Error(err)
-			}
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := p.Flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	filled(t, b, "state.a", "last", set(t, b, "state.a", "last", "1"))
-	page, err := b.Keys("state.a").Page(t.Context(), 0, 1)
-	if err != nil || len(page) != 1 || page[0].Key != "last" {
-		t.Errorf("the newest key: %v, %v", page, err)
-	}
-	_, err = b.Keys("state.a").Page(t.Context(), 0, 2)
-	if codeOf(t, err) != CodeOverloaded || !strings.Contains(err.Error(), "next") {
-		t.Errorf("a page behind removed keys: %v", err)
-	}
-	var got []string
-	pages := 0
-	for next := ""; ; pages++ {
-		l := list(t, b, "state.a", next, 1)
-		for _, e := range l.Events {
-			got = append(got, e.Key)
-		}
-		if next = l.Next; next == "" {
-			break
-		}
-	}
-	if !slices.Equal(got, []string{"first", "last"}) || pages < 1 {
-		t.Errorf("got %q on %d pages", got, pages+1)
-	}
 }

@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -98,40 +97,5 @@ func TestCountsOfManyGroups(t *testing.T) {
 	}
 	if few := sum.selected("", func(l *Letter) bool { return l.Group == "7" }); few.Total != 2 || len(few.Groups) != 1 || few.Groups[0] != (LetterCount{"a", "7", 2, 7, 7}) {
 		t.Errorf("of one group: %+v", few)
-	}
-}
-
-// A page of a list ends after so many bytes, however few of the letters it may show.
-func TestAPageOfLettersReadsFewBytes(t *testing.T) {
-	t.Parallel()
-	b := open(t, Config{URL: natsServer(t)})
-	payload := append(append([]byte{'"'}, bytes.Repeat([]byte("x"), 250_000)...), '"')
-	letterOf(t, b, "large", "g", payload)
-	newest, err := b.History("large").Newest(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const letters = letterBytes/250_000 + 5
-	for i := range letters - 1 {
-		if err := b.Group("large", "g"+strconv.Itoa(i)).DeadLetter(t.Context(), newest[0], "broken", 1); err != nil {
-			t.Fatal(err)
-		}
-	}
-	seen, pages := 0, 0
-	for next := ""; pages == 0 || next != ""; pages++ {
-		page, err := b.Admin().DeadLetters().List(t.Context(), LetterFilter{}, next, 1000, func(*Letter) bool {
-			seen++
-			return false
-		})
-		if err != nil || len(page.Letters) != 0 {
-			t.Fatal(page, err)
-		}
-		if most := letterBytes/250_000 + 1; pages == 0 && seen > most {
-			t.Errorf("the first page looked at %d letters of 0.25 MB, want at most %d", seen, most)
-		}
-		next = page.Next
-	}
-	if seen != letters || pages != 2 {
-		t.Errorf("%d letters on %d pages, want %d on 2", seen, pages, letters)
 	}
 }

@@ -237,28 +237,6 @@ func TestListingsBeyondTheReaders(t *testing.T) {
 	}
 }
 
-// TestListingOfLargeEntries has entries that do not fit into what is fetched together, alone or
-// with others.
-func TestListingOfLargeEntries(t *testing.T) {
-	t.Parallel()
-	const topic, keys = "state.large", 24
-	b := open(t, Config{Topics: compactedRules, Limits: Limits{MaxPayload: 3 << 20}})
-	payload := `"` + strings.Repeat("x", 3<<20-2) + `"`
-	var last Receipt
-	for i := range keys {
-		last = set(t, b, topic, strconv.Itoa(i), payload)
-	}
-	filled(t, b, topic, strconv.Itoa(keys-1), last)
-	for _, limit := range []int{1, 5, 1_000} {
-		found := listAll(t, b, topic, limit)
-		for i := range keys {
-			if found[strconv.Itoa(i)] != 1 {
-				t.Errorf("limit %d: %d came %d times", limit, i, found[strconv.Itoa(i)])
-			}
-		}
-	}
-}
-
 // TestRecordsOfListings wants the records of a listing gone some time after its end, and those of
 // others left.
 func TestRecordsOfListings(t *testing.T) {

@@ -108,24 +108,6 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 	}
 }
 
-// Deep pages may repeat an event, and leave none out.
-func TestDeepPagesLeaveNothingOut(t *testing.T) {
-	t.Parallel()
-	b := open(t, Config{Topics: compactedRules})
-	want := fill(t, b, "state.a", 14_000, 1_000_000, rand.New(rand.NewPCG(3, 4)))
-	var got []string
-	seen := make(map[string]bool)
-	for _, key := range pages(t, b, "state.a", 1_000) {
-		if !seen[key] {
-			got = append(got, key)
-		}
-		seen[key] = true
-	}
-	if len(want) < exactPage || !slices.Equal(got, want) {
-		t.Errorf("got %d keys, want %d", len(got), len(want))
-	}
-}
-
 // busy makes keys "0" to keys-1 of state.a, and writes all of them again and again, until it is
 // stopped.
 func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {

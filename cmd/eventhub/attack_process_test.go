@@ -50,60 +50,6 @@ const floodFrame = `{"op":"PUBLISH","topic":"flood.frames","payload":"xyzzy"}`
 const upgradeRequest = "GET / HTTP/1.1\r\nHost: hub\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
 	"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
 
-// TestFloods lets attackers do all they can to a hub of its own process, while a neighbour
-// publishes and consumes at a steady pace. The neighbour loses nothing and waits for nothing, and
-// the hub's memory stays within bounds.
-func TestFloods(t *testing.T) {
-	f := newFloodedHub(t, "--limit-auth-timeout=1s",
-		"--limit-connections="+strconv.Itoa(floodConnections), "--limit-waiting-connections="+strconv.Itoa(floodWaiting))
-	quiet := f.neighbour.during(func() { f.pass(*attackFor) })
-	t.Logf("%-22s neighbour %v; memory %d MiB", "nobody else", quiet, f.memory(t))
-	for _, flood := range []struct {
-		name string
-		run  func(*testing.T, *floodedHub)
-		most int // MiB by which the process may grow; what was measured is in the comments
-	}{
-		{"frames", floodFrames, 256},                    // 60
-		{"frames without AUTH", floodUnauthorized, 256}, // 10
-		{"connections", floodConnects, 256},             // 5
-		{"connections held", floodHeld, 256},            // 30
-		{"half-open upgrades", floodHalfOpen, 256},      // 10
-		{"one-byte fragments", floodFragments, 256},     // 30
-		{"unfinished messages", floodUnfinished, 640},   // 360, of which the hub's bound is 256
-		{"unfinished AUTH", floodUnfinishedAuth, 256},   // 100: 64 KiB a connection
-		{"pings", floodPings, 256},                      // 5
-		{"pings, no reader", floodPingsUnread, 256},     // 5
-		{"never reads", floodUnread, 640},               // 400
-		{"never reads, groups", floodUnreadGroups, 640},
-	} {
-		t.Run(flood.name, func(t *testing.T) {
-			before := f.memory(t)
-			peak := f.watchMemory(t)
-			var got latency
-			for range attackTries {
-				got = f.neighbour.during(func() { flood.run(t, f) })
-				if got.p99 <= neighbourPatience {
-					break
-				}
-				t.Logf("the neighbour had to wait: %v", got)
-			}
-			most := peak()
-			t.Logf("%-22s neighbour %v; memory %d MiB before, %d at most", flood.name, got, before, most)
-			if most > before+slowdown*flood.most {
-				t.Errorf("the hub grew from %d to %d MiB", before, most)
-			}
-			if got.p99 > neighbourPatience {
-				t.Errorf("the neighbour had to wait each time: %v", got)
-			}
-		})
-	}
-	f.neighbour.stop()
-	if text := f.hub.log.String(); strings.Contains(text, f.token) || strings.Contains(text, "eyJ") || strings.Contains(text, "xyzzy") {
-		t.Error("the log holds a token or a payload")
-	}
-	f.hub.terminate()
-}
-
 // floodedHub is the hub under attack, its neighbour, and a token of the attacker's own.
 type floodedHub struct {
 	hub        *node

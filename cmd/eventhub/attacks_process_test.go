@@ -77,68 +77,6 @@ const (
 	attackTries = 3
 )
 
-// TestAttacks runs each attack beside a neighbour of its own token, which publishes, consumes, and
-// uses the HTTP API at a steady pace. The neighbour loses nothing and is not refused, its times
-// stay near those beside a permitted client, and the hub's memory and disk stay within bounds.
-func TestAttacks(t *testing.T) {
-	f := newAttackedHub(t)
-	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
-	base := f.under(t, min(*attackFor, attackTelling), permitted)
-	for _, a := range attacks {
-		t.Run(a.name, func(t *testing.T) {
-			memory, disk := f.memory(t), f.disk(t)
-			base := base
-			// A short attack does not tell. Beside it, nobody waits for long, or, on a slow
-			// machine, does so beside the permitted load as well, if that is as long.
-			beside := func(d time.Duration) {
-				if a.like != nil {
-					base = f.under(t, d, attack{name: a.name + likeSuffix, scopes: a.scopes, run: a.like})
-				}
-			}
-			if *attackFor >= attackTelling {
-				beside(*attackFor)
-			}
-			peak := f.watchMemory(t)
-			var got times
-			var lasted time.Duration
-			for try := range attackTries {
-				began := time.Now()
-				got = f.under(t, *attackFor, a)
-				lasted = time.Since(began)
-				if got.patient(1, base) {
-					break
-				}
-				t.Logf("try %d: somebody had to wait", try)
-			}
-			most := peak()
-			if limit := memory + slowdown*orDefault(a.memory, 256); most > limit {
-				t.Errorf("the hub's memory grew from %d to %d MiB", memory, most)
-			}
-			if now := f.disk(t); now > disk+orDefault(a.disk, 64) {
-				t.Errorf("the hub's data grew from %d to %d MiB", disk, now)
-			}
-			if a.check != nil {
-				a.check(t, f)
-			}
-			if !got.patient(1, base) {
-				beside(lasted)
-			}
-			if !got.patient(1, base) {
-				t.Errorf("somebody had to wait each time: %v", got)
-			}
-			for _, got := range []struct {
-				what      string
-				now, base latency
-			}{{"event", got.events, base.events}, {"request", got.requests, base.requests}} {
-				if slowdown == 1 && *attackFor >= attackTelling && got.now.p99 > attackFactor*max(got.base.p99, time.Millisecond) {
-					t.Errorf("the 99th percentile of the neighbour's %ss is over %d times that beside a permitted client: %v, %v", got.what, attackFactor, got.now, got.base)
-				}
-			}
-		})
-	}
-	f.restart(t)
-}
-
 // TestAttacksAtOnce runs all attacks at a time, in one process that has half a core. The hub serves
 // the neighbour all the while, and restarts in time.
 func TestAttacksAtOnce(t *testing.T) {
