@@ -39,7 +39,7 @@ const (
 	// neighbourEvery is the pace of the neighbour's events, and neighbourPatience what its 99th
 	// percentile may be, though attackers and neighbour run on the same cores as the hub.
 	neighbourEvery    = 10 * time.Millisecond
-	neighbourPatience = slowdown * time.Second
+	neighbourPatience = time.Second
 	// newcomerTries is how often somebody may have to connect to a hub that is flooded.
 	newcomerTries = 5
 )
@@ -599,13 +599,13 @@ func floodFragments(t *testing.T, f *floodedHub) {
 // floodUnfinished sends messages of nearly the largest size that is kept, and not their ends.
 func floodUnfinished(t *testing.T, f *floodedHub) {
 	t.Helper()
-	unfinished(t, f, 240/slowdown, 4<<20, f.token)
+	unfinished(t, f, 240, 4<<20, f.token)
 }
 
 // floodUnfinishedAuth is the same without a token, over all the connections there are.
 func floodUnfinishedAuth(t *testing.T, f *floodedHub) {
 	t.Helper()
-	unfinished(t, f, (floodConnections-100)/slowdown, 64<<10, "")
+	unfinished(t, f, floodConnections-100, 64<<10, "")
 }
 
 func unfinished(t *testing.T, f *floodedHub, connections, size int, token string) {

@@ -77,28 +77,6 @@ const (
 	attackTries = 3
 )
 
-// TestAttacksAtOnce runs all attacks at a time, in one process that has half a core. The hub serves
-// the neighbour all the while, and restarts in time.
-func TestAttacksAtOnce(t *testing.T) {
-	f := newAttackedHub(t)
-	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
-	base := f.under(t, min(*attackFor, attackTelling), permitted)
-	memory, peak := f.memory(t), f.watchMemory(t)
-	var got times
-	for try := range attackTries {
-		got = f.under(t, *attackFor, attacks...)
-		if got.patient(2, base) {
-			break
-		}
-		t.Logf("try %d: somebody had to wait", try)
-	}
-	t.Logf("memory %d MiB before, %d at most; data %d MiB", memory, peak(), f.disk(t))
-	if !got.patient(2, base) {
-		t.Errorf("somebody had to wait each time: %v", got)
-	}
-	f.restart(t)
-}
-
 // newAttackedHub starts a hub with a topics file, an outbox, and a neighbour.
 func newAttackedHub(t *testing.T) *floodedHub {
 	t.Helper()

@@ -1,4 +1,4 @@
-//go:build !race
+//go:build !race || slowrace
 
 package main
 
@@ -9,7 +9,8 @@ import (
 
 // The machine of a hub with an embedded server crashes under load, or its disk is full. What was
 // answered OK is there afterwards, but for what the setting says; the group gets all that is there
-// and that it has not acknowledged, and all that is published later.
+// and that it has not acknowledged, and all that is published later. With the race detector, which
+// is slow here, it runs with the long tests (-tags=slowrace).
 func TestMachineCrash(t *testing.T) {
 	t.Parallel()
 	for _, setting := range crashSettings {
