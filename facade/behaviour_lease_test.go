@@ -130,6 +130,9 @@ type leaseCase struct {
 
 // slower is the case with twice the times.
 func (c leaseCase) slower() leaseCase {
+	if c.ackWait == 0 {
+		c.ackWait = 30 * time.Second
+	}
 	c.ackWait, c.leaseMS, c.used, c.beat, c.once = 2*c.ackWait, 2*c.leaseMS, 2*c.used, 2*c.beat, 2*c.once
 	return c
 }

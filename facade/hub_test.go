@@ -27,7 +27,7 @@ func freshTopic() string {
 // openBus opens a bus on an embedded server of its own, unless a change names another.
 func openBus(tb testing.TB, change ...func(*jetstream.Config)) *jetstream.Bus {
 	tb.Helper()
-	var cfg jetstream.Config
+	cfg := jetstream.Config{AckWait: 2 * waitLimit} // no event comes again for the end of its lease
 	for _, f := range change {
 		f(&cfg)
 	}

@@ -117,7 +117,7 @@ func TestPromiseDelaysOutliveARestart(t *testing.T) {
 			t.Errorf("%v of %v after it was refused, %s came again", time.Since(from).Round(time.Millisecond), delay, e.Payload)
 		}
 	}
-	if took := time.Since(joined); took > 15*time.Second { // AckWait is 40 s
+	if took := time.Since(joined); took > 15*time.Second { // AckWait is eight times as long
 		t.Errorf("what was given back in order came after %v", took)
 	}
 	if e := in.next(); time.Since(from) > delay+10*time.Second {

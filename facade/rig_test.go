@@ -56,6 +56,9 @@ func newRig(t *testing.T, change func(*facade.Config)) *rig {
 // newRigOn is newRig with a bus of this configuration, in memory where that names no NATS.
 func newRigOn(t *testing.T, on jetstream.Config, change func(*facade.Config)) *rig {
 	t.Helper()
+	if on.AckWait == 0 {
+		on.AckWait = 2 * rigPatience // no event comes again for the end of its lease
+	}
 	r := &rig{seen: &record{closed: make(chan int, 100), counts: make(map[string]int)}}
 	hub := hubtest.New(t, hubtest.Token(rigToken), hubtest.Bus(func(cfg *jetstream.Config) { *cfg = on }), hubtest.Facade(func(cfg *facade.Config) {
 		cfg.Observer, cfg.Documents = r.seen, docs.Handlers()

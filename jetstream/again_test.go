@@ -139,7 +139,7 @@ func TestAWriteToABucketWithoutLeader(t *testing.T) {
 	cfg.URL = strings.Join(slices.Delete(urls, leader, leader+1), ",") // its connection stays
 	b := open(t, cfg)
 	nodes[leader].Kill()
-	// An election takes 4 to 9 s, and now and then a second round. A write that is given up has
+	// An election takes 1 to 3 s, and now and then a second round. A write that is given up has
 	// waited for its time.
 	for range 3 {
 		began := time.Now()

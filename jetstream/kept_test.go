@@ -174,7 +174,7 @@ func TestAHubBeginsUnsilenced(t *testing.T) {
 func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	a := open(t, Config{URL: url, Connections: 1})
+	a := open(t, Config{URL: url, AckWait: 30 * time.Second, Connections: 1})
 	publish(t, a, "late", "1")
 	k := take(t, a, "late", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
@@ -198,7 +198,7 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 	if m, err := a.lastBySubject(t.Context(), "KV_"+attemptsBucket, d.attemptsSubject()); err == nil {
 		t.Errorf("the bucket says %s", m.data)
 	}
-	b := open(t, Config{URL: url, Connections: 1})
+	b := open(t, Config{URL: url, AckWait: 30 * time.Second, Connections: 1})
 	kb := take(t, b, "late", "g", SubscribeOptions{})
 	if err := d.Nack("no", 300*time.Millisecond); err != nil {
 		t.Fatal(err)

@@ -126,7 +126,7 @@ func TestDrainWaitsForLeases(t *testing.T) {
 
 func TestALeaseThatTheHubMayHaveLostIsNotSettled(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{})
+	b := open(t, Config{AckWait: 30 * time.Second})
 	publish(t, b, "fence", "1", "2")
 	k := take(t, b, "fence", "g", SubscribeOptions{From: FromEarliest})
 	late, fresh := k.next(), k.next()

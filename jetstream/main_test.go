@@ -32,6 +32,9 @@ func open(tb testing.TB, cfg Config) *Bus {
 	if cfg.URL == "" && cfg.Server == nil {
 		cfg.Server = natstest.Embed(tb, tb.TempDir())
 	}
+	if cfg.AckWait == 0 {
+		cfg.AckWait = 2 * wait // no event comes again for the end of its lease
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}

@@ -110,9 +110,12 @@ func TestNothingDoublesWhereClocksDiffer(t *testing.T) {
 			if found := r.seen.found.Load(); found != 8 {
 				t.Errorf("%d were found in the stream, want 8", found)
 			}
-			if skew := time.Duration(r.seen.skew.Load()); (skew + test.after).Abs() > 10*time.Second {
-				t.Errorf("NATS is said to be %v ahead of a database that is %v ahead", skew, test.after)
-			}
+			// A drainer that was held up between the two clocks is out by so much. Each one looks.
+			eventually(t, fmt.Sprintf("NATS is said to be %v behind", test.after), func() bool {
+				r.seen.skew.Store(int64(24 * time.Hour)) // until it is measured
+				r.drain(nil)
+				return (time.Duration(r.seen.skew.Load()) + test.after).Abs() <= time.Second
+			})
 		})
 	}
 }

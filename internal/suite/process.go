@@ -23,7 +23,7 @@ const (
 // returns the binary's exit status.
 func measure(args []string) int {
 	root, file, program := args[0], args[1], args[2:]
-	cmd := exec.Command(program[0], program[1:]...) //nolint:gosec,noctx // what "go test -exec" gives; it ends with its parent
+	cmd := exec.Command(program[0], program[1:]...) //nolint:gosec,noctx // what "go test -exec" gives; go test ends it
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err := cmd.Run()
 	if cmd.ProcessState == nil {

@@ -163,7 +163,7 @@ func TestPublishManyIsTakenBackByItsContext(t *testing.T) {
 	}
 }
 
-// The hub lets a principal send 10,000 frames a second, so that some of these are refused at first.
+// The hub lets a principal send 500 frames a second, so that some of these are refused at first.
 func TestMorePublishesThanTheQuotaAllowsAreAllStored(t *testing.T) {
 	t.Parallel()
 	const rate, burst, n = 500, 100, 1_000
