@@ -230,11 +230,11 @@ func TestManyPagesAtATime(t *testing.T) {
 	r := newSnapRig(t, func(cfg *facade.Config) {
 		cfg.Limits.PageBytes, cfg.Limits.PageTotal, cfg.Limits.PrincipalPageTotal = 1<<20, 8<<20, 3<<20
 	})
-	for i := range 50 {
+	for i := range 20 {
 		r.keep(t, "kept.m", strconv.Itoa(i), `"`+strings.Repeat("x", 1000)+`"`)
 	}
 	var wg sync.WaitGroup
-	for range 40 {
+	for range 20 {
 		wg.Go(func() {
 			if got := r.get(t, "/snap/kept.m?limit=1000"); got.status != http.StatusOK {
 				t.Errorf("%d %.200s", got.status, got.text)

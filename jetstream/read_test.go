@@ -183,19 +183,26 @@ func TestReadLargeEvents(t *testing.T) {
 		}
 		want = append(want, size+2)
 	}
-	var got []int
-	begun := time.Now()
-	for e, err := range b.History("large").Read(t.Context(), ReadOptions{}) {
-		if err != nil {
-			t.Fatal(err)
+	// What is waited for in vain is waited for at each try.
+	for try := 1; ; try++ {
+		var got []int
+		begun := time.Now()
+		for e, err := range b.History("large").Read(t.Context(), ReadOptions{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, len(e.Payload))
 		}
-		got = append(got, len(e.Payload))
-	}
-	if !slices.Equal(got, want) {
-		t.Fatalf("sizes %v, want %v", got, want)
-	}
-	if took := time.Since(begun); took > pullSilence {
-		t.Errorf("it took %v: a pull was waited for in vain", took)
+		took := time.Since(begun)
+		if !slices.Equal(got, want) {
+			t.Fatalf("sizes %v, want %v", got, want)
+		}
+		if took <= pullSilence {
+			break
+		}
+		if try == 3 {
+			t.Fatalf("it took %v: a pull was waited for in vain", took)
+		}
 	}
 }
 
