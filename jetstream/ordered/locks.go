@@ -20,6 +20,7 @@ type Item[T any] struct {
 	key    *lane[T]
 	state  state
 	member *holder[T] // who has it
+	had    bool       // a member has it, or has had it
 }
 
 // Pos is the place of the event in the order of its key.
@@ -155,16 +156,20 @@ func (l *Locks[T]) Arrive(pos uint64, key string, body T) (item *Item[T], kept, 
 	lane := l.lane(key)
 	item = &Item[T]{Body: body, pos: pos, key: lane}
 	l.items[pos] = item
-	at, _ := slices.BinarySearchFunc(lane.items, pos, func(i *Item[T], pos uint64) int {
+	// A first event that a member has, or has had and that is to come again, keeps the key. One
+	// that no member has had is in order, also while it is to come again: the server delivers the
+	// events of a new owner in any order, and may have to deliver some twice.
+	from := 0
+	if len(lane.items) > 0 && lane.items[0].had && lane.items[0].state != parked {
+		from = 1
+	}
+	at, _ := slices.BinarySearchFunc(lane.items[from:], pos, func(i *Item[T], pos uint64) int {
 		if i.pos < pos {
 			return -1
 		}
 		return 1
 	})
-	// A first event that somebody has, or that is to come again, keeps the key all the same.
-	if at == 0 && len(lane.items) > 0 && lane.items[0].state != parked {
-		at = 1
-	}
+	at += from
 	lane.items = slices.Insert(lane.items, at, item)
 	if at > 0 && lane.whole >= maxWhole {
 		item.Shed = true
@@ -266,7 +271,7 @@ func (l *Locks[T]) takeOwn(m *holder[T]) *Item[T] {
 
 func (l *Locks[T]) take(m *holder[T], lane *lane[T]) *Item[T] {
 	item := lane.items[0]
-	item.state, item.member = taken, m
+	item.state, item.member, item.had = taken, m, true
 	if lane.slot != NoSlot {
 		l.slots[lane.slot].taken++
 	}

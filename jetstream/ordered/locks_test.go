@@ -237,6 +237,52 @@ func TestLocks(t *testing.T) {
 	}
 }
 
+// TestOlderEventsComeFirst has an event arrive, and be lost or wait for a delay before any member
+// had it. Events before it that arrive meanwhile come first. Behind one that a member had, they
+// wait.
+func TestOlderEventsComeFirst(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		had  bool // a member had it
+		then func(l *ordered.Locks[int], item *ordered.Item[int])
+		back func(l *ordered.Locks[int], item *ordered.Item[int])
+		want []uint64
+	}{
+		{"lost", false, (*ordered.Locks[int]).Await, arriveAgain, []uint64{5, 7, 8, 9}},
+		{"delayed", false, (*ordered.Locks[int]).Block, (*ordered.Locks[int]).Back, []uint64{5, 7, 8, 9}},
+		{"refused", true, (*ordered.Locks[int]).Await, arriveAgain, []uint64{8, 5, 7, 9}},
+		{"refused with a delay", true, (*ordered.Locks[int]).Block, (*ordered.Locks[int]).Back, []uint64{8, 5, 7, 9}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := ordered.New[int](4)
+			l.SetMembers([]string{"m"})
+			l.Changes()
+			item, _, _ := l.Arrive(8, "k", 8)
+			if c.had && l.Take("m") != item {
+				t.Fatal("nothing was taken")
+			}
+			c.then(l, item)
+			for _, pos := range []uint64{9, 5, 7} {
+				l.Arrive(pos, "k", int(pos))
+			}
+			c.back(l, item)
+			var got []uint64
+			for item := l.Take("m"); item != nil; item = l.Take("m") {
+				got = append(got, item.Pos())
+				l.Settle(item)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got %d, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+func arriveAgain(l *ordered.Locks[int], item *ordered.Item[int]) {
+	l.Arrive(item.Pos(), item.Key(), int(item.Pos()))
+}
+
 // TestShed has more events of one key wait than are kept whole.
 func TestShed(t *testing.T) {
 	t.Parallel()

@@ -45,17 +45,19 @@ type members struct {
 	Refuse, Expire, N int           // so many of N events are refused, or not settled, at first
 }
 
-// run has members of the group "g" write what they are given to the book: "B member key number"
-// when a member begins an event, "E member key number" before it settles it, and "X member key
-// number" before it refuses it or lets it expire. All hubs append to one file, so what happens
-// before is written before.
+// run has members of the group "g" write what they are given to the book: "J member" when a member
+// joins, "B member key number" when it begins an event, "E member key number" before it settles it,
+// "S member key number" when it has, and "X member key number" before it refuses it or lets it
+// expire. All hubs append to one file, so what happens before is written before.
 func (m members) run(ctx context.Context) error {
 	book, err := os.OpenFile(m.Book, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = book.Close() }()
-	b, err := jetstream.Open(ctx, jetstream.Config{URL: m.URL, AckWait: m.AckWait, OwnerLease: m.Lease})
+	b, err := jetstream.Open(ctx, jetstream.Config{
+		URL: m.URL, AckWait: m.AckWait, OwnerLease: m.Lease, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)).With(slog.String("hub", m.Name)),
+	})
 	if err != nil {
 		return err
 	}
@@ -64,6 +66,7 @@ func (m members) run(ctx context.Context) error {
 	join := func() (*jetstream.Subscription, error) {
 		name := fmt.Sprintf("%s-%d", m.Name, joined)
 		joined++
+		_, _ = fmt.Fprintf(book, "J %s\n", name)
 		opts := jetstream.SubscribeOptions{
 			OrderByKey: true, Workers: inFlight, MaxInFlight: inFlight, From: jetstream.FromEarliest, MaxAttempts: jetstream.NeverGiveUp, AckTimeout: m.Expiry,
 		}
@@ -90,7 +93,11 @@ func (m members) run(ctx context.Context) error {
 				return ctx.Err()
 			}
 			write("E")
-			return d.Ack()
+			err := d.Ack()
+			if err == nil {
+				write("S")
+			}
+			return err
 		})
 	}
 	var subs []*jetstream.Subscription
@@ -133,6 +140,10 @@ type ledger struct {
 	offset int64
 	last   map[string]int    // the newest event of each key that was ended
 	holder map[string]string // of each key
+	// Members of a hub that was frozen may write that they begin an event when the hub goes on,
+	// though they began it before. They settle nothing that another member has.
+	joined map[string]bool   // true for members of such a hub
+	doubts map[string]string // "member key", and what is wrong if the member settles the event
 
 	faults  []string
 	settled int // events that a member has ended, each once
@@ -142,7 +153,7 @@ type ledger struct {
 
 func newLedger(tb testing.TB) *ledger {
 	tb.Helper()
-	l := &ledger{tb: tb, path: filepath.Join(tb.TempDir(), "book"), last: make(map[string]int), holder: make(map[string]string)}
+	l := &ledger{tb: tb, path: filepath.Join(tb.TempDir(), "book"), last: make(map[string]int), holder: make(map[string]string), joined: make(map[string]bool), doubts: make(map[string]string)}
 	if err := os.WriteFile(l.path, nil, 0o600); err != nil {
 		tb.Fatal(err)
 	}
@@ -183,9 +194,18 @@ func (l *ledger) read() {
 					delete(l.holder, key)
 				}
 			}
+			for m := range l.joined {
+				if strings.HasPrefix(m, hub+"-") {
+					l.joined[m] = true
+				}
+			}
 			continue
 		}
 		f := strings.Fields(line)
+		if len(f) == 2 && f[0] == "J" {
+			l.joined[f[1]] = false
+			continue
+		}
 		if len(f) != 4 {
 			l.tb.Fatalf("line %q", line)
 		}
@@ -197,8 +217,18 @@ func (l *ledger) read() {
 func (l *ledger) note(op, member, key string, n int) {
 	switch op {
 	case "B":
+		delete(l.doubts, member+" "+key)
 		if other := l.holder[key]; other != "" {
-			l.faults = append(l.faults, fmt.Sprintf("%s is held by %s and %s", key, other, member))
+			fault := fmt.Sprintf("%s is held by %s and %s", key, other, member)
+			switch {
+			case l.joined[member]:
+				l.doubts[member+" "+key] = fault
+				return
+			case l.joined[other]:
+				l.doubts[other+" "+key] = fault
+			default:
+				l.faults = append(l.faults, fault)
+			}
 		}
 		l.holder[key] = member
 		switch {
@@ -206,6 +236,10 @@ func (l *ledger) note(op, member, key string, n int) {
 			l.faults = append(l.faults, fmt.Sprintf("%s: %d after %d", key, n, l.last[key]))
 		case n <= l.last[key]:
 			l.again++
+		}
+	case "S":
+		if fault := l.doubts[member+" "+key]; fault != "" {
+			l.faults = append(l.faults, fault)
 		}
 	case "X", "E":
 		if l.holder[key] != member {
@@ -232,6 +266,10 @@ func (l *ledger) until(settled int, within time.Duration) {
 			before, at = l.settled, time.Now()
 		}
 		if time.Now().After(deadline) {
+			for _, fault := range l.faults {
+				l.tb.Log(fault)
+			}
+			l.tb.Logf("the newest settled event of each key: %v; held: %v", l.last, l.holder)
 			l.tb.Fatalf("%d of %d events were settled, the last one %v ago", l.settled, settled, time.Since(at).Round(time.Second))
 		}
 		<-time.After(50 * time.Millisecond)
