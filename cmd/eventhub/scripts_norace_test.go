@@ -16,6 +16,8 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {
 			env.Values["scene"] = &scene{hubs: make(map[string]*hubProcess)}
+			// by default a program with the race detector takes 1 s to end
+			env.Setenv("GORACE", "atexit_sleep_ms=20")
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
