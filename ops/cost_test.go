@@ -99,23 +99,33 @@ func letter(t *testing.T, bus *jetstream.Bus, topic string) {
 
 // A token that may see nothing makes the hub ask NATS for nothing.
 func TestListsAskForRightsFirst(t *testing.T) {
-	h, _, asked := costHub(t)
+	h, bus, asked := costHub(t)
 	reads := []string{"CONSUMER.CREATE.dlq", "CONSUMER.INFO.orders", "STREAM.NAMES", "STREAM.LIST", "CONSUMER.NAMES", "STREAM.INFO"}
 	for path, empty := range map[string]string{
 		"/dlq": `"letters":[]`, "/dlq/counts": `"groups":[]`, "/groups": `"groups":[]`, "/topics": `"topics":[]`,
 		"/dlq?reason=broken": `"letters":[]`,
 	} {
-		asked.take(t)
-		for _, scope := range []string{"publish:**", "subscribe:none::g"} {
-			// A subscriber of a topic that does not exist might see something: the topic may come.
+		get := func(scope string) {
+			t.Helper()
 			w := ask(h, http.MethodGet, path, "Bearer "+tokenFor(t, scope))
 			if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), empty) {
 				t.Errorf("%s with %s: %d %s", path, scope, w.Code, w.Body)
 			}
-			if found := asked.take(t, reads...); len(found) > 0 && strings.HasPrefix(scope, "publish") {
-				t.Errorf("%s with %s asked NATS for %v", path, scope, found)
-			}
 		}
+		// The hub's own duties look at streams every few seconds: a request beside one is repeated,
+		// after a letter that makes the counts of the last request old.
+		for try, found := 1, []string{""}; len(found) > 0; try++ {
+			if try > 5 {
+				t.Errorf("%s with publish:** asked NATS for %v, as it did 4 times before", path, found)
+				break
+			}
+			letter(t, bus, "orders.placed")
+			asked.take(t)
+			get("publish:**")
+			found = asked.take(t, reads...)
+		}
+		get("subscribe:none::g") // might see something: the topic may come
+		asked.take(t)
 		w := ask(h, http.MethodGet, path, "Bearer own")
 		if w.Code != http.StatusOK || strings.Contains(w.Body.String(), empty) {
 			t.Errorf("%s with all rights: %d %s", path, w.Code, w.Body)
