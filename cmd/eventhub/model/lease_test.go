@@ -137,14 +137,28 @@ func (l *ledger) released(d *delivery) (ended, again time.Duration) {
 
 // acked returns an ACK that surely settled the event by this delivery, or nil.
 func (l *ledger) acked(d *delivery) *frame {
-	hub := d.sub.conn.hub
 	for _, f := range d.may("ACK") {
-		if !d.surely(f) || l.leaseEnd(d, f) <= f.answered || l.mayLoseAck(hub, f.sent, f.answered) {
+		if !d.surely(f) || l.leaseEnd(d, f) <= f.answered || slices.ContainsFunc(d.tellers(), func(hub string) bool { return l.mayLoseAck(hub, f.sent, f.answered) }) {
 			continue
 		}
 		return f
 	}
 	return nil
+}
+
+// tellers are the hubs that may have to tell NATS what is said of the delivery: that of its member,
+// and in an ordered group, any that may give out the events.
+func (d *delivery) tellers() []string {
+	hubs := []string{d.sub.conn.hub}
+	if !d.group.ordered {
+		return hubs
+	}
+	for hub, with := range d.group.presences() {
+		if with.since <= d.at && hub != hubs[0] {
+			hubs = append(hubs, hub)
+		}
+	}
+	return hubs
 }
 
 // settledLate reports whether the lease x may have been ended by what was said of another delivery

@@ -74,6 +74,12 @@ func TestOrderedRules(t *testing.T) {
 	away := func(at int) string {
 		return fmt.Sprintf("\n%d/%d c2 < {\"op\":\"ASSIGN\",\"topic\":\"t\",\"group\":\"g\",\"slots\":[0,1,2,3],\"epoch\":2097153}\n", at, at-1)
 	}
+	restarted := func(at int) string { // h0, which has the only member; that gets its event then
+		return inOrder + strings.ReplaceAll(written("-"), "4000 -", "40000 -") + left + strings.ReplaceAll(left, "c1", "c2") +
+			"\n300 - fault 1 kill-hub h0\n301/300 c1 end EOF\n5000 - over 1\n5001 c3 open h0" +
+			"\n5100 c3 > {\"op\":\"SUBSCRIBE\",\"topic\":\"t\",\"group\":\"g\",\"opts\":{\"ackTimeoutMs\":3000,\"maxAttempts\":2,\"ordered\":\"key\",\"slots\":4},\"corr\":\"s3\"}" +
+			"\n5102/5101 c3 < {\"op\":\"OK\",\"corr\":\"s3\"}" + gets(at, 3, 1, "-", "-", 1) + says(at+10, 3, "ACK", 1)
+	}
 	testCases(t, []ruleCase{
 		{"one after the other", inOrder + aa + gets(100, 1, 1, "a", "2", 1) + says(150, 1, "ACK", 1) + gets(155, 1, 2, "a", "2", 1) + says(160, 1, "ACK", 2), nil},
 		{"keys: the second one while the first is leased", inOrder + aa + gets(100, 1, 1, "a", "2", 1) + gets(120, 1, 2, "a", "2", 1) + says(150, 1, "ACK", 1) + says(160, 1, "ACK", 2), keys},
@@ -91,6 +97,9 @@ func TestOrderedRules(t *testing.T) {
 		{"keys: the first one never came", inOrder + aa + gets(100, 1, 2, "a", "2", 1) + says(110, 1, "ACK", 2), []string{"hoarded", "keys"}},
 		{"keys: at another member, after the hub that gives out events was killed", inOrder + aa + gets(100, 1, 1, "a", "2", 1) + "\n150 - fault 1 kill-hub h0\n150/149 c1 end EOF\n500 - over 1" + away(16_200) + gets(16_210, 2, 1, "a", "2", 2) + says(16_220, 2, "ACK", 1) + gets(16_230, 2, 2, "a", "2", 1) + says(16_240, 2, "ACK", 2), nil},
 		{"keys: at another member, after that hub was killed, in the wrong order", inOrder + aa + gets(100, 1, 1, "a", "2", 1) + "\n150 - fault 1 kill-hub h0\n150/149 c1 end EOF\n500 - over 1" + away(16_200) + gets(16_210, 2, 2, "a", "2", 1) + says(16_220, 2, "ACK", 2) + gets(16_230, 2, 1, "a", "2", 2) + says(16_240, 2, "ACK", 1), keys},
+		{"keys: an ACK in the last moments of the hub that gives out events", inOrder + written("b") + gets(100, 2, 1, "b", "3", 1) + says(150, 2, "ACK", 1) + "\n160 - fault 1 kill-hub h0\n161/160 c1 end EOF\n500 - over 1" + gets(16_300, 2, 1, "b", "3", 2) + says(16_310, 2, "ACK", 1), nil},
+		{"keys: an ACK before these moments", inOrder + written("b") + gets(100, 2, 1, "b", "3", 1) + says(150, 2, "ACK", 1) + "\n1160 - fault 1 kill-hub h0\n1161/1160 c1 end EOF\n1500 - over 1" + gets(17_300, 2, 1, "b", "3", 2) + says(17_310, 2, "ACK", 1), []string{"acked"}},
+		{"keys: an ACK in the last moments of a hub that never had a member", inOrder + written("b") + gets(100, 2, 1, "b", "3", 1) + says(150, 2, "ACK", 1) + "\n160 - fault 1 kill-hub h7\n500 - over 1" + gets(16_300, 2, 1, "b", "3", 2) + says(16_310, 2, "ACK", 1), []string{"acked"}},
 		{"keys: the lease of a member ends with the hub that gives out events", inOrder + written("b") + gets(100, 2, 1, "b", "3", 1) + "\n150 - fault 1 kill-hub h0\n150/149 c1 end EOF\n500 - over 1" + gets(2_000, 2, 1, "b", "3", 2) + says(2_010, 2, "ACK", 1), nil},
 		{"keys: it does not with a hub that never had a member", inOrder + written("b") + gets(100, 2, 1, "b", "3", 1) + "\n150 - fault 1 kill-hub h7\n500 - over 1" + gets(2_000, 2, 1, "b", "3", 2) + says(2_010, 2, "ACK", 1), []string{"holder"}},
 		{"keys: its lease ends when the hub that gives out events has had no member for 10 s", alone(9400) + gets(9_500, 2, 1, "b", "3", 1) + gets(10_300, 2, 1, "b", "3", 2) + says(10_310, 2, "ACK", 1), nil},
@@ -118,6 +127,8 @@ func TestOrderedRules(t *testing.T) {
 
 		{"hoarded: a key waits behind one that is leased", inOrder + aa + gets(100, 1, 1, "a", "2", 1) + says(3000, 1, "ACK", 1) + gets(3010, 1, 2, "a", "2", 1) + says(3020, 1, "ACK", 2), nil},
 		{"hoarded: a key waits behind nothing", inOrder + aa + gets(100, 1, 1, "a", "2", 1) + says(110, 1, "ACK", 1) + gets(3010, 1, 2, "a", "2", 1) + says(3020, 1, "ACK", 2), []string{"hoarded"}},
+		{"hoarded: at the only member, whose hub was killed and started again", restarted(22_500), nil},
+		{"hoarded: at the only member, long after that", restarted(26_000), []string{"hoarded"}},
 		{"hoarded: the member that has the slot is paused", inOrder + written("b") + "\n40 c2 > {\"op\":\"PAUSE\",\"topic\":\"t\",\"group\":\"g\",\"corr\":\"p8\"}\n41/40 c2 < {\"op\":\"OK\",\"corr\":\"p8\"}\n4000 - note the end", nil},
 	})
 }

@@ -502,6 +502,20 @@ func (l *ledger) withoutOwners(g *group, free []span) []span {
 	return free
 }
 
+// withoutRestarts leaves out the times in which the member's hub, which was killed and started again,
+// waits for the lease of its own past to end: that may be the only hub with members.
+func (l *ledger) withoutRestarts(g *group, s *sub, room []span) []span {
+	if !g.ordered {
+		return room
+	}
+	for _, f := range l.faults {
+		if f.kind == "kill-hub" && f.target == s.conn.hub && f.to < never {
+			room = without(room, span{f.from, f.to + ownerAlone + l.set.ackWait() + l.set.tolerance()})
+		}
+	}
+	return room
+}
+
 // owning are the parts of room in which the member surely had the slot.
 func (s *sub) owning(g *group, slot int, room []span) []span {
 	lost := []span{{0, never}}

@@ -97,6 +97,7 @@ func hoarded(l *ledger) []violation {
 				if w.slot != noSlot {
 					room = s.owning(g, w.slot, room)
 				}
+				room = l.withoutRestarts(g, s, room)
 				if v, found := l.hoardedFrom(g, w, free, s, room); found {
 					all = append(all, v)
 					break
