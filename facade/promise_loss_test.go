@@ -39,8 +39,8 @@ func newCrew(t *testing.T, a, b *testHub, ttlMS int64) *crew {
 		c.members = append(c.members, in)
 	}
 	publishMany(t, b, c.topic, lossOthers*lossHeld)
-	// A hub that stands still for longer than AckWait gives up what it has, and it comes again, to any
-	// member: so what is held is not always what was.
+	// A hub that stands still for longer than AckWait gives up what it has, and it comes again, to
+	// any member: so what is held is not always what was.
 	waitUntil(t, "the others have settled theirs", func() bool {
 		for _, in := range c.members[1:] {
 			for len(in.events) > 0 {

@@ -502,8 +502,8 @@ func (l *ledger) withoutOwners(g *group, free []span) []span {
 	return free
 }
 
-// withoutRestarts leaves out the times in which the member's hub, which was killed and started again,
-// waits for the lease of its own past to end: that may be the only hub with members.
+// withoutRestarts leaves out the times in which the member's hub, which was killed and started
+// again, waits for the lease of its own past to end: that may be the only hub with members.
 func (l *ledger) withoutRestarts(g *group, s *sub, room []span) []span {
 	if !g.ordered {
 		return room
