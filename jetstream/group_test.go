@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/native"
@@ -534,12 +536,26 @@ func TestAMemberWithoutTTLKeepsAGroupThatHasOne(t *testing.T) {
 	}
 }
 
+// The event of afterId is stored right after one of the added topic, in the same millisecond.
 func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "add.c", "old")
-	r := publish(t, b, "add.a", "0", "1")
-	opts := SubscribeOptions{From: FromAfterID(r[0].ID)}
+	old := publish(t, b, "add.c", "old")[0]
+	topic, err := b.existing(t.Context(), "add.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := b.bySequence(t.Context(), topic, old.Sequence)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := uuid.Must(uuid.NewV7())
+	copy(id[:6], binary.BigEndian.AppendUint64(nil, uint64(e.StoredAt/1e6))[2:])
+	if _, err := b.Publish(t.Context(), "add.a", []byte("0"), PublishOptions{ID: id.String()}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, b, "add.a", "1")
+	opts := SubscribeOptions{From: FromAfterID(id.String())}
 	k := take(t, b, "add.a", "g", opts)
 	k.payloads(1)
 	if err := k.sub.Stop(t.Context()); err != nil {
@@ -547,9 +563,14 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	}
 	opts.Topics = []string{"add.c"}
 	k = take(t, b, "add.a", "g", opts)
+	opts.Topics = []string{"add.a"}
+	both := take(t, b, "add.c", "both", opts)
 	publish(t, b, "add.c", "new")
 	if got := k.payloads(1); got[0] != "new" {
 		t.Errorf("got %q", got)
+	}
+	if got := both.payloads(2); !slices.Contains(got, "1") || !slices.Contains(got, "new") {
+		t.Errorf("a new group of both topics got %q", got)
 	}
 }
 

@@ -87,25 +87,32 @@ func newIDSearches(b *Bus) *idSearches {
 // than the first event that is left gives the sequence before that one. A search that finds no
 // place in time gets overloaded, and one of a client that has too many gets rate_limited.
 func (x *idSearches) find(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState, client string) (uint64, error) {
-	unknown := func(why string) (uint64, error) {
-		return 0, &Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
+	seq, _, err := x.locate(ctx, t, id, state, client)
+	return seq, err
+}
+
+// locate is find, and reports whether the topic holds the event. Where it does not, the event may
+// also be one of another topic that was stored in the millisecond of this topic's first event.
+func (x *idSearches) locate(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState, client string) (seq uint64, held bool, err error) {
+	unknown := func(why string) (uint64, bool, error) {
+		return 0, false, &Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
 	}
 	if stream, seq, ok := nativeID(id); ok && stream == t.stream.name {
 		if seq == 0 || seq > state.LastSeq {
 			return unknown("its sequence is beyond the end")
 		}
-		return seq, nil
+		return seq, true, nil
 	}
 	made, v7 := madeAt(id)
 	found, err := x.search(ctx, t, id, state, client)
 	switch {
 	case err != nil || found > 0:
-		return found, err
+		return found, err == nil, err
 	case v7 && state.Msgs > 0 && made.Before(state.FirstTime):
-		return state.FirstSeq - 1, nil
+		return state.FirstSeq - 1, false, nil
 	case v7 && state.Msgs == 0 && state.LastSeq > 0:
 		// all events are gone: the next one stored is the first that is left
-		return state.LastSeq, nil
+		return state.LastSeq, false, nil
 	case v7:
 		return unknown("it was not found among those stored around its time")
 	default:

@@ -55,7 +55,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 		if !missing {
 			continue // nothing needs the event: it is not searched for
 		}
-		seq, err := b.resolve(ctx, t, at, state, s.opts.CountFor)
+		seq, held, err := b.ids.locate(ctx, t, at.id, state, s.opts.CountFor)
 		switch refused, ok := errors.AsType[*Error](err); {
 		case ok && refused.Code == CodeUnknownID:
 			unknown = err
@@ -63,11 +63,14 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			return nil, err
 		default:
 			found = true
-			if event, err := b.bySequence(ctx, t, max(seq, 2)-1); err == nil && since.IsZero() {
+			if !held {
+				break // the topic lost it, or another has it: when it was stored says more
+			}
+			if event, err := b.bySequence(ctx, t, seq); err == nil && since.IsZero() {
 				since = time.Unix(0, event.StoredAt)
 			}
 			if !exists[i] {
-				starts[i] = fixed(t, seq)
+				starts[i] = fixed(t, seq+1)
 			}
 		}
 	}
