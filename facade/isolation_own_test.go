@@ -48,7 +48,7 @@ func TestALimitedStaticTokenHasQuotas(t *testing.T) {
 // and goes to others: a member that holds all it can takes no more than that from them.
 func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
 	t.Parallel()
-	const most, n = 10, 100
+	const most, n, later = 10, 100, 20
 	r := jwtRig(t, func(cfg *facade.Config) { cfg.Limits.PrincipalHeld = most })
 	topic := freshTopic()
 	all := grant(t, "owner", "*:**")
@@ -66,7 +66,7 @@ func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
 		}
 		return c
 	}
-	held := make(chan wire.Event, n)
+	held := make(chan wire.Event, n+later)
 	for range 2 {
 		join(grant(t, "eve", "subscribe:"+topic), func(e wire.Event) { held <- e })
 	}
@@ -77,7 +77,7 @@ func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
 		}
 	}
 	r.seen.await(t, "limit principal_held", 1)
-	settled := make(chan struct{}, n)
+	settled := make(chan struct{}, n+later)
 	join(all, func(e wire.Event) {
 		if err := e.Ack(); err != nil {
 			t.Error(err)
@@ -95,12 +95,12 @@ func TestAPrincipalHoldsNoMoreThanItMay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 20 {
+	for range later {
 		if _, err := publisher.Publish(t.Context(), topic, []byte(`2`), wire.PublishOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "all events are delivered", func() bool { return len(settled)+len(held) >= n-most+20 })
+	eventually(t, "all events are delivered", func() bool { return len(settled)+len(held) >= n-most+later })
 	if len(held) == 0 {
 		t.Error("eve got nothing after it had settled what it held")
 	}
