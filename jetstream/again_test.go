@@ -229,3 +229,19 @@ func TestRestoreBeforeAllServersAreUp(t *testing.T) {
 	to := open(t, Config{URL: server.ClientURL(), Topics: stateful})
 	take(t, to, "orders", "g", SubscribeOptions{From: FromEarliest}).payloads(20)
 }
+
+// A stream that was just made answers no direct gets for a moment: the first delayed event waits.
+func TestTheFirstDelayedEventWaitsForItsStream(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	proxy := startAPIProxy(t, url)
+	var asked atomic.Int64
+	proxy.without(func(request string) bool { return request == "DIRECT.GET."+delayedStream && asked.Add(1) <= 3 })
+	b := open(t, Config{URL: url, Domain: proxyDomain})
+	if _, err := b.Publish(t.Context(), "later", []byte("1"), PublishOptions{Delay: time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	if asked.Load() < 4 {
+		t.Errorf("%d direct gets", asked.Load())
+	}
+}

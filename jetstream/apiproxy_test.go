@@ -21,6 +21,8 @@ type apiProxy struct {
 	changes atomic.Pointer[answerChange]
 	// answers, if set, answers a request instead of the server; nil passes the request on.
 	answers atomic.Pointer[func(request string) []byte]
+	// away, if set, reports that a request finds nobody who would answer it.
+	away atomic.Pointer[func(request string) bool]
 }
 
 // answerChange changes the answers to a request.
@@ -68,6 +70,10 @@ func (p *apiProxy) pass(request string, m *nats.Msg) {
 			return
 		}
 	}
+	if away := p.away.Load(); away != nil && (*away)(request) {
+		_ = p.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Status": {"503"}}})
+		return
+	}
 	subject := "$JS.API." + request
 	if strings.HasPrefix(request, "$KV.") { // so nats.go writes to buckets of a domain
 		subject = request
@@ -97,3 +103,6 @@ func (p *apiProxy) answer(request string, change func([]byte) []byte) {
 
 // instead sets what answers requests instead of the server.
 func (p *apiProxy) instead(f func(request string) []byte) { p.answers.Store(&f) }
+
+// without sets which requests find nobody.
+func (p *apiProxy) without(f func(request string) bool) { p.away.Store(&f) }

@@ -92,7 +92,7 @@ func TestAMoveWhileTheLeaderIsKilled(t *testing.T) {
 func TestDelayedEventsWhileAServerIsKilled(t *testing.T) {
 	t.Parallel()
 	c := startProcesses(t, 3)
-	cfg := Config{URL: c.urls(), Replicas: 3}
+	cfg := Config{URL: c.urls(), Replicas: 3, AckWait: 5 * time.Second}
 	one := open(t, cfg)
 	open(t, cfg)
 	publish(t, one, "later", "0")

@@ -16,9 +16,14 @@ const (
 	// messages in its answer; the server allows 1,024 where it is asked for several subjects
 	maxDirect   = 1_000
 	directBytes = 8 << 20 // of its answer, which may go beyond it by one message
+	// directWait is how long a stream that allows direct gets may answer none, as right after it
+	// was made, and directPause how long direct waits before it asks again.
+	directWait  = 2 * time.Second
+	directPause = 20 * time.Millisecond
 )
 
-// errNoDirect is returned for a stream that does not exist, or that does not allow direct gets.
+// errNoDirect is returned for a stream that does not exist, does not allow direct gets, or has
+// answered none for directWait.
 var errNoDirect = errors.New("jetstream: the stream answers no direct gets")
 
 // directQuery asks any replica of a stream for several messages at once: see ADR-31 of NATS.
@@ -40,8 +45,23 @@ type directEnd struct {
 	garbled bool
 }
 
-// direct sends a query and calls f for each message of the answer, in order of sequence.
+// direct sends a query and calls f for each message of the answer, in order of sequence. It asks a
+// stream again that answers no direct gets yet.
 func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
+	for deadline := time.Now().Add(directWait); ; {
+		end, err := b.directOnce(ctx, stream, q, f)
+		if !errors.Is(err, errNoDirect) || time.Now().After(deadline) {
+			return end, err
+		}
+		info, asked := b.findStream(ctx, stream)
+		if asked != nil || !info.Config.AllowDirect || b.pause(ctx, directPause) != nil {
+			return end, err
+		}
+	}
+}
+
+// directOnce is direct, and returns errNoDirect where no replica answers.
+func (b *Bus) directOnce(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
 	var end directEnd
 	fail := func(err error) (directEnd, error) {
 		return end, fmt.Errorf("jetstream: direct get from stream %s: %w", stream, err)
