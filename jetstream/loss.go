@@ -25,9 +25,7 @@ type Loss struct {
 // stays the same, and a rise says how many events were left out. Guarded by the group's mu.
 //
 // Redeliveries to other hubs are not seen here and let the sum fall. After settleSight, when all
-// that came out of order has arrived, the lower sum is the new base. Deliveries that a leader made,
-// and that the leader elected next does not know of, lower the order: if the events were removed
-// since, they count as lost, though a member was given them.
+// that came out of order has arrived, the lower sum is the new base.
 type sight struct {
 	off   bool // the stream has other topics too: sequences say nothing
 	cut   bool // the server may count from another number since
