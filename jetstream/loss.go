@@ -34,6 +34,7 @@ type sight struct {
 
 	order, seq uint64 // the highest of a delivery, and of an event
 	orderAt    int64  // when that delivery came
+	seqOrder   uint64 // the order of that event
 	stored     int64  // when the event was
 	again      uint64 // redeliveries
 	clean      place  // where the sum was base
@@ -85,8 +86,9 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 		s.rest()
 	}
 	late, first := p.order <= s.order, p.delivered == 1 && p.streamSeq > s.seq
-	// the server counts from another number
-	if late && (s.cut || now-s.orderAt > int64(settleSight)) {
+	// The server counts from another number. A later event has no smaller number otherwise: the
+	// leader does not know of deliveries that the leader before it made.
+	if late && (s.cut || now-s.orderAt > int64(settleSight) || first && p.order <= s.seqOrder) {
 		s.orderAt = now
 		return s.recount(p, first)
 	}
@@ -96,7 +98,7 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 	}
 	switch {
 	case first:
-		s.seq, s.stored = p.streamSeq, p.storedAt
+		s.seq, s.seqOrder, s.stored = p.streamSeq, p.order, p.storedAt
 	case p.delivered > 1 || !late: // also one that a killed server has forgotten
 		s.again++
 	}
@@ -115,9 +117,10 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 
 // recount begins again with a delivery whose number is not comparable with those before.
 func (s *sight) recount(p *deliveryMeta, first bool) (g gap, found bool) {
+	s.seqOrder = 0 // unknown
 	if first {
 		g = gap{after: place{s.order, s.seq, s.stored}, order: p.order, seq: p.streamSeq, lost: p.streamSeq - s.seq - 1}
-		s.seq, s.stored = p.streamSeq, p.storedAt
+		s.seq, s.seqOrder, s.stored = p.streamSeq, p.order, p.storedAt
 	}
 	s.cut, s.order, s.again = false, p.order, 0
 	s.rest()

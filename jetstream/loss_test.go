@@ -256,7 +256,7 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 			}
 			pub := open(t, Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}})
 			var mu sync.Mutex
-			got := make(map[uint64]bool)
+			got, orders := make(map[uint64]bool), make(map[uint64]uint64)
 			var stored atomic.Uint64
 			const events = 1_000
 			ctx, cancel := context.WithCancel(t.Context())
@@ -275,6 +275,10 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 							}
 							mu.Lock()
 							got[d.Event.Sequence] = true
+							if seq, again := orders[d.Order]; again {
+								t.Logf("%d was delivered as number %d, as %d was", d.Event.Sequence, d.Order, seq)
+							}
+							orders[d.Order] = d.Event.Sequence
 							mu.Unlock()
 							// slower than events are stored
 							for tick := time.Tick(5 * time.Millisecond); stored.Load() < min(d.Event.Sequence+20*uint64(i+1), events); {
@@ -366,6 +370,28 @@ func TestSightOfANewGroup(t *testing.T) {
 	}
 	if g, found := s.arrived(&deliveryMeta{order: 2, streamSeq: 104, delivered: 1}, 2); !found || g.lost != 2 {
 		t.Errorf("102 and 103 are missing, %d are lost", g.lost)
+	}
+}
+
+// A server that leads the consumer since this moment may not know of the last deliveries: their
+// numbers come again, with later events if theirs were removed.
+func TestSightOfForgottenDeliveries(t *testing.T) {
+	t.Parallel()
+	for _, again := range []uint64{10, 9, 8} {
+		s := newSight(&topicInfo{stream: new(stream)}, new(natsjs.ConsumerInfo))
+		for n := uint64(1); n <= 10; n++ {
+			s.arrived(&deliveryMeta{order: n, streamSeq: n, delivered: 1}, int64(n))
+		}
+		s.arrived(&deliveryMeta{order: 11, streamSeq: 5, delivered: 2}, 11)
+		found := uint64(0)
+		for n := range uint64(5) { // from 21 on
+			if g, ok := s.arrived(&deliveryMeta{order: again + n, streamSeq: 21 + n, delivered: 1}, int64(12+n)); ok {
+				found += g.lost
+			}
+		}
+		if found != 10 {
+			t.Errorf("11 to 20 are missing, %d are lost; the leader numbers from %d", found, again)
+		}
 	}
 }
 
