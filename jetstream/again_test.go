@@ -236,7 +236,7 @@ func TestTheFirstDelayedEventWaitsForItsStream(t *testing.T) {
 	url := natsServer(t)
 	proxy := startAPIProxy(t, url)
 	var asked atomic.Int64
-	proxy.without(func(request string) bool { return request == "DIRECT.GET."+delayedStream && asked.Add(1) <= 3 })
+	proxy.leaveUnanswered(func(request string) bool { return request == "DIRECT.GET."+delayedStream && asked.Add(1) <= 3 })
 	b := open(t, Config{URL: url, Domain: proxyDomain})
 	if _, err := b.Publish(t.Context(), "later", []byte("1"), PublishOptions{Delay: time.Hour}); err != nil {
 		t.Fatal(err)

@@ -21,8 +21,8 @@ type apiProxy struct {
 	changes atomic.Pointer[answerChange]
 	// answers, if set, answers a request instead of the server; nil passes the request on.
 	answers atomic.Pointer[func(request string) []byte]
-	// away, if set, reports that a request finds nobody who would answer it.
-	away atomic.Pointer[func(request string) bool]
+	// unanswered, if set, reports that a request gets 503 (no responders).
+	unanswered atomic.Pointer[func(request string) bool]
 }
 
 // answerChange changes the answers to a request.
@@ -70,7 +70,7 @@ func (p *apiProxy) pass(request string, m *nats.Msg) {
 			return
 		}
 	}
-	if away := p.away.Load(); away != nil && (*away)(request) {
+	if f := p.unanswered.Load(); f != nil && (*f)(request) {
 		_ = p.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{"Status": {"503"}}})
 		return
 	}
@@ -104,5 +104,5 @@ func (p *apiProxy) answer(request string, change func([]byte) []byte) {
 // instead sets what answers requests instead of the server.
 func (p *apiProxy) instead(f func(request string) []byte) { p.answers.Store(&f) }
 
-// without sets which requests find nobody.
-func (p *apiProxy) without(f func(request string) bool) { p.away.Store(&f) }
+// leaveUnanswered sets which requests get 503 (no responders).
+func (p *apiProxy) leaveUnanswered(f func(request string) bool) { p.unanswered.Store(&f) }

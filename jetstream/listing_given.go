@@ -131,7 +131,8 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 	}
 }
 
-// readGiven reads the records at any replica. lost is the number of one that it lacks, or 0.
+// readGiven reads the records at any replica. lost is the number of a record that the replica
+// lacks, or 0.
 func (l *listing) readGiven(ctx context.Context, hashes map[uint64]bool) (lost uint64, err error) {
 	before := make(map[uint64]uint64) // the record before each
 	found := make(map[uint64][]uint64)

@@ -78,13 +78,13 @@ func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
 // errBehind is returned where a replica has nothing yet of what the leader has told of.
 var errBehind = errors.New("jetstream: a replica does not have the entries of a page yet")
 
-// latestPage begins a page anew when the replica that was asked is behind, or none answers, as
-// right after the bucket was made: an empty page would say that there are no more keys.
+// latestPage begins a page anew when the replica that was asked is behind: an empty page would say
+// that there are no more keys.
 func (b *Bus) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*Event, error) {
 	for deadline := time.Now().Add(pageWait); ; {
 		p := pageRead{bus: b, topic: t}
 		page, err := p.read(ctx, offset, limit)
-		if !errors.Is(err, errBehind) && !errors.Is(err, errNoDirect) || time.Now().After(deadline) {
+		if !errors.Is(err, errBehind) || time.Now().After(deadline) {
 			return page, err
 		}
 		if err := b.pause(ctx, 20*time.Millisecond); err != nil {

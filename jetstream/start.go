@@ -64,10 +64,12 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 		default:
 			found = true
 			if !held {
-				break // the topic lost it, or another has it: when it was stored says more
+				break // the topic has lost the event, or another topic holds it: since decides
 			}
-			if event, err := b.bySequence(ctx, t, seq); err == nil && since.IsZero() {
-				since = time.Unix(0, event.StoredAt)
+			if since.IsZero() {
+				if event, err := b.bySequence(ctx, t, seq); err == nil {
+					since = time.Unix(0, event.StoredAt)
+				}
 			}
 			if !exists[i] {
 				starts[i] = fixed(t, seq+1)
