@@ -25,6 +25,7 @@ func TestTopicThatDoesNotAnswerHoldsUpNoOther(t *testing.T) {
 			r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
 			s, db = newSQLite(t)
 			free := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{}))
+			// the control: what a stalled topic gives back, up to 200 rows, in an outbox of its own
 			usual := func(topic string) time.Duration {
 				t.Helper()
 				fillBacklog(&sqlTest{T: t, dialect: outbox.SQLite, db: db, table: outbox.DefaultTable}, topic, 200, 200)
