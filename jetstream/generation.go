@@ -235,8 +235,12 @@ func (p *generations) deletion(ctx context.Context, stream string) (generation, 
 	return mark, nil
 }
 
-// deleted reports whether the stream was deleted on purpose.
+// deleted reports whether the stream was deleted on purpose. A leader that was just elected may not
+// have the mark yet that this hub has met.
 func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
+	if s.deleted.Load() {
+		return true, nil
+	}
 	mark, err := p.deletion(ctx, s.name)
 	return err == nil && mark.Deleted && mark.Stream.Equal(s.created), err
 }
@@ -254,6 +258,7 @@ func (b *Bus) topicDeleted(name string, created time.Time) {
 		defer s.mu.Unlock()
 		for _, m := range s.members {
 			if at := m.group.topic.stream; at.name == name && at.created.Equal(created) {
+				at.deleted.Store(true)
 				m.reattach(true)
 			}
 		}
@@ -402,6 +407,9 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 		return err
 	}
 	for _, stream := range unfinished {
+		if err := p.bus.takeBack(ctx, stream); err != nil {
+			return err
+		}
 		if _, err := p.bus.finishDeletion(ctx, stream); err != nil {
 			return err
 		}

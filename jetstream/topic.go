@@ -21,6 +21,8 @@ type stream struct {
 	family bool // it holds, or may hold, other topics too
 	// created tells a stream from one of the same name that was made later.
 	created time.Time
+	// deleted is set once this hub has met the mark of the stream's deletion.
+	deleted atomic.Bool
 	// keep is not nil when the topic rejects.
 	keep *keeping
 	// slots bounds the unconfirmed publishes.

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strconv"
@@ -475,9 +476,32 @@ func notedOf(stream string) [][2]string {
 	}
 }
 
+// marked reports whether the stream that a mark says was deleted is there.
+func (b *Bus) marked(ctx context.Context, stream string, mark generation) (bool, error) {
+	info, err := b.findStream(ctx, stream)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return err == nil && native.StreamMade(info).Equal(mark.Stream), err
+}
+
+// takeBack removes a mark whose stream is there: its deletion was cut off. Nobody may be at the
+// deletion any more.
+func (b *Bus) takeBack(ctx context.Context, stream string) error {
+	mark, err := b.generations.deletion(ctx, stream)
+	if err != nil || mark.Unfinished == "" {
+		return err
+	}
+	there, err := b.marked(ctx, stream, mark)
+	if err != nil || !there {
+		return err
+	}
+	return b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
+}
+
 // finishDeletion removes what a stream that was deleted has left, and then says so in its mark. It
-// reports whether there was something to finish. A mark whose stream is still there is of a
-// deletion that was cut off before: it is taken back.
+// reports whether there was something to finish. A server that still shows the stream does not lead
+// it any more: finishDeletion asks again until ctx ends.
 //
 // Several hubs may do this at a time, and the topic is created again only after one has changed the
 // mark. Each therefore looks how far the buckets are before it looks at the mark, and removes
@@ -488,11 +512,15 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 		if err != nil || mark.Unfinished == "" {
 			return false, err
 		}
-		switch info, err := b.findStream(ctx, stream); {
-		case err == nil && native.StreamMade(info).Equal(mark.Stream):
-			return false, b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
-		case err != nil && !errors.Is(err, ErrNotFound):
+		still, err := b.marked(ctx, stream, mark)
+		if err != nil {
 			return false, err
+		}
+		if still {
+			if err := b.pause(ctx, 20*time.Millisecond); err != nil {
+				return false, fmt.Errorf("jetstream: stream %s: its leader does not know yet that it was deleted: %w", stream, err)
+			}
+			continue
 		}
 		ends := make(map[string]uint64)
 		for _, s := range notedOf(stream) {
@@ -505,11 +533,11 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 			}
 			ends[s[0]] = info.State.LastSeq
 		}
-		still, err := b.generations.deletion(ctx, stream)
+		now, err := b.generations.deletion(ctx, stream)
 		if err != nil {
 			return false, err
 		}
-		if still.revision != mark.revision {
+		if now.revision != mark.revision {
 			continue
 		}
 		bucket := newBucket(mark.Unfinished).stream

@@ -144,6 +144,102 @@ func TestNeededTopicsStay(t *testing.T) {
 	}
 }
 
+// A server that led the stream may show it for a moment after another has deleted it: the deletion
+// is finished nevertheless, and members that come later find its mark.
+func TestDeletionWithAStaleLeader(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	proxy := startAPIProxy(t, url)
+	rules := []TopicRule{{Pattern: "kept", Compaction: true}}
+	b := open(t, Config{URL: url, Domain: proxyDomain, Topics: rules})
+	if _, err := b.Publish(t.Context(), "kept", []byte("1"), PublishOptions{Key: "k"}); err != nil {
+		t.Fatal(err)
+	}
+	was, err := b.existing(t.Context(), "kept")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := was.stream.name
+	reply, err := proxy.nc.Request("$JS.API.STREAM.INFO."+stream, nil, wait)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var deleted atomic.Bool
+	var stale atomic.Int64
+	proxy.meet(func(request string) bool {
+		if request == "STREAM.DELETE."+stream {
+			deleted.Store(true)
+		}
+		return true
+	})
+	proxy.instead(func(request string) []byte {
+		if request == "STREAM.INFO."+stream && deleted.Load() && stale.Add(1) <= 2 {
+			return reply.Data
+		}
+		return nil
+	})
+	if err := b.Admin().Topic("kept").Delete(t.Context(), DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if stale.Load() == 0 {
+		t.Error("nobody asked for the stream")
+	}
+	if mark, err := b.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.stream.created) || mark.Unfinished != "" {
+		t.Errorf("the mark of the deletion is %+v, %v", mark, err)
+	}
+	if _, err := b.findStream(t.Context(), was.bucket.stream); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the bucket is still there: %v", err)
+	}
+}
+
+// A leader of the marks that was just elected may lack the one that the hub of a member has met.
+func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	proxy := startAPIProxy(t, url)
+	far, b := open(t, Config{URL: url, Domain: proxyDomain}), open(t, Config{URL: url})
+	publish(t, b, "orders", "1")
+	ended := make(chan string, 1)
+	k := take(t, far, "orders", "g", SubscribeOptions{From: FromEarliest, OnDeleted: func(topic string) { ended <- topic }})
+	k.payloads(1)
+	proxy.instead(func(request string) []byte {
+		if request == "STREAM.MSG.GET.KV_"+groupsBucket {
+			return []byte(`{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","error":{"code":404,"err_code":10037,"description":"no message found"}}`)
+		}
+		return nil
+	})
+	if err := b.Admin().Topic("orders").Delete(t.Context(), DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the member ends", func() bool { return len(ended) == 1 })
+	if _, err := b.findStream(t.Context(), "orders"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the topic is there again: %v", err)
+	}
+}
+
+// A deletion that was cut off before the stream was deleted is taken back.
+func TestDeletionThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "orders", "1")
+	at, err := b.existing(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.generations.markDeleted(t.Context(), at.stream, "orders", 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.generations.sweep(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if deleted, err := b.generations.deleted(t.Context(), at.stream); err != nil || deleted {
+		t.Errorf("the stream is marked as deleted: %t, %v", deleted, err)
+	}
+	if got := topicState(t, b, "orders").Events; got != 1 {
+		t.Errorf("%d events are left", got)
+	}
+}
+
 // A deleted topic is gone on all hubs, members learn of it, and the next publish creates it again.
 func TestDeleteTopic(t *testing.T) {
 	t.Parallel()
