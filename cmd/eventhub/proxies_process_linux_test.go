@@ -19,6 +19,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"eventhub/jetstream/natstest"
 	"eventhub/sdk/go/wire"
 )
 
@@ -57,17 +58,6 @@ func exampleOf(t *testing.T, language string, subs []substitution) string {
 func hostPort(url string) string {
 	_, at, _ := strings.Cut(url, "://")
 	return at
-}
-
-// freeAddress returns an address of this host at which nothing listens.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = l.Close()
-	return l.Addr().String()
 }
 
 // start runs a proxy until the end of the test, and waits until it listens. stop ends the proxy and
@@ -118,7 +108,7 @@ func nginx(t *testing.T, hub *node, changes ...substitution) *proxy {
 		path = "/usr/sbin/nginx" // which is not in the PATH of other users than root
 	}
 	files, dir := newPairFiles(t), t.TempDir()
-	p := &proxy{t: t, at: freeAddress(t), tls: &tls.Config{RootCAs: files.roots}}
+	p := &proxy{t: t, at: natstest.FreeAddress(t), tls: &tls.Config{RootCAs: files.roots}}
 	me, err := user.Current()
 	if err != nil {
 		t.Fatal(err)
@@ -152,9 +142,10 @@ func nginx(t *testing.T, hub *node, changes ...substitution) *proxy {
 func caddy(t *testing.T, hub *node, changes ...substitution) *proxy {
 	t.Helper()
 	files, dir := newPairFiles(t), t.TempDir()
-	p := &proxy{t: t, at: freeAddress(t), tls: &tls.Config{RootCAs: files.roots}}
+	p := &proxy{t: t, at: natstest.FreeAddress(t), tls: &tls.Config{RootCAs: files.roots}}
 	conf := exampleOf(t, "caddy", append([]substitution{
-		{"{\n\tservers {\n", "{\n\tadmin off\n\tauto_https disable_redirects\n\tservers {\n"},
+		// HTTP/3 would listen at the UDP port, which natstest holds
+		{"{\n\tservers {\n", "{\n\tadmin off\n\tauto_https disable_redirects\n\tservers {\n\t\tprotocols h1 h2\n"},
 		{"hub.example.com {\n", "https://" + p.at + " {\n\ttls " + files.cert + " " + files.key + "\n"},
 		{"127.0.0.1:8090", hostPort(hub.url)},
 		{"127.0.0.1:8081", hostPort(hub.http)},

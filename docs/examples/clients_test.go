@@ -15,6 +15,8 @@ import (
 
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
+
+	"eventhub/jetstream/natstest"
 )
 
 // greetingsHub is a hub that can be started again at the same ports.
@@ -30,7 +32,7 @@ type greetingsHub struct {
 // startGreetingsHub starts a hub that makes its own token, as at the first start of a newcomer's.
 func startGreetingsHub(t *testing.T) *greetingsHub {
 	t.Helper()
-	h := &greetingsHub{t: t, dir: t.TempDir(), ws: freeAddress(t), http: freeAddress(t)}
+	h := &greetingsHub{t: t, dir: t.TempDir(), ws: natstest.FreeAddress(t), http: natstest.FreeAddress(t)}
 	h.start()
 	token, err := os.ReadFile(filepath.Join(h.dir, "eventhub-data", "token"))
 	if err != nil {
@@ -66,17 +68,6 @@ func (h *greetingsHub) greet(text string) {
 	if res.StatusCode != http.StatusOK {
 		h.t.Fatalf("publishing a greeting: %s", res.Status)
 	}
-}
-
-// freeAddress returns an address of loopback that nobody listens at.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // refuse takes the place of a stopped hub, and closes the first connection that a client makes.

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -106,11 +107,11 @@ func (m *terminal) block(lines []string, want string, compare bool) {
 // commands print with the page.
 func TestNATSPage(t *testing.T) {
 	t.Parallel()
-	dir, tools, address := t.TempDir(), t.TempDir(), freeAddress(t)
+	dir, tools, address := t.TempDir(), t.TempDir(), natstest.FreeAddress(t)
 	if err := os.Symlink(natsTool(t), filepath.Join(tools, "nats")); err != nil {
 		t.Fatal(err)
 	}
-	port := func() string { a := freeAddress(t); return a[strings.LastIndex(a, ":")+1:] }
+	port := func() string { return strconv.Itoa(natstest.FreePorts(t, 1)[0]) }
 	env := []string{
 		"PATH=" + bin + ":" + tools + ":" + os.Getenv("PATH"), "HOME=" + tools, "XDG_CONFIG_HOME=" + tools,
 		"WS_PORT=" + port(), "HTTP_PORT=" + port(), "OPS_PORT=" + port(), "TZ=UTC", "NO_COLOR=1",

@@ -146,7 +146,7 @@ func StartSetup(tb testing.TB, setup Setup) []*Server {
 			Config: filepath.Join(dir, name+".conf"), Program: setup.Program,
 		}}
 		if setup.Metrics {
-			s.opts.Metrics = "127.0.0.1:" + strconv.Itoa(FreePorts(tb, 1)[0])
+			s.opts.Metrics = FreeAddress(tb)
 		}
 		if err := os.WriteFile(s.opts.Config, []byte(s.opts.text()), 0o600); err != nil {
 			tb.Fatal(err)
@@ -235,6 +235,12 @@ func FreePorts(tb testing.TB, n int) []int {
 	}
 	tb.Fatalf("of %d free ports only %d were found", n, len(ports))
 	return nil
+}
+
+// FreeAddress is an address of this host, HOST:PORT, with a port of FreePorts.
+func FreeAddress(tb testing.TB) string {
+	tb.Helper()
+	return "127.0.0.1:" + strconv.Itoa(FreePorts(tb, 1)[0])
 }
 
 func url(port int) string { return "nats://127.0.0.1:" + strconv.Itoa(port) }

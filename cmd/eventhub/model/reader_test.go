@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/natstest"
 	"eventhub/projections"
 )
 
@@ -194,7 +195,7 @@ func (r *rig) besides() besides {
 	r.Helper()
 	b := besides{}
 	if r.plan.has("reads") || r.plan.has("http") {
-		b.HTTP, b.Ops = freeAddr(r), freeAddr(r)
+		b.HTTP, b.Ops = natstest.FreeAddress(r), natstest.FreeAddress(r)
 	}
 	if r.plan.has("projection") {
 		b.Projection = r.plan.topics[0]

@@ -137,7 +137,7 @@ func startRig(tb testing.TB, p *plan, rec *recorder) *rig {
 
 func (r *rig) addHub(i int) {
 	r.Helper()
-	h := &hub{name: "h" + strconv.Itoa(i), addr: freeAddr(r)}
+	h := &hub{name: "h" + strconv.Itoa(i), addr: natstest.FreeAddress(r)}
 	var urls []string
 	for _, n := range r.nodes {
 		p := startProxy(r, n.URL(), func() {
@@ -200,12 +200,6 @@ func (r *rig) serve(h *hub) []string {
 		"--token=" + password, "--nats-url=" + h.role.URL, "--data=" + r.TempDir(), "--topics=" + r.plan.rules,
 		"--replicas=" + strconv.Itoa(h.role.Replicas), "--ack-wait=" + strconv.Itoa(h.role.AckWaitMS) + "ms",
 	}
-}
-
-// freeAddr is an address of this host that nobody listens at.
-func freeAddr(tb testing.TB) string {
-	tb.Helper()
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(natstest.FreePorts(tb, 1)[0]))
 }
 
 // number is a fault's.
