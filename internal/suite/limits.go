@@ -3,6 +3,7 @@ package main
 import (
 	_ "embed"
 	"fmt"
+	"math"
 	"strings"
 )
 
@@ -19,13 +20,21 @@ var slowList string
 // limitKey names a test of a package, or the package itself where test is empty.
 type limitKey struct{ pkg, test string }
 
-// limits are the seconds that listed tests and packages may take.
+// limits are the seconds that listed tests and packages may take. The zero key is for all of them.
 type limits map[limitKey]float64
+
+// anyTime are the limits beside a load: how long a test takes says nothing there.
+func anyTime() limits { return limits{{}: math.Inf(1)} }
 
 // of returns the bound of a test. That of a listed test holds for its subtests.
 func (l limits) of(r *result) float64 {
 	top, _, _ := strings.Cut(r.test, "/")
-	return max(testSeconds, l[limitKey{short(r.pkg), top}])
+	return max(testSeconds, l[limitKey{short(r.pkg), top}], l[limitKey{}])
+}
+
+// ofPackage returns the aim for a package.
+func (l limits) ofPackage(p *pkg) float64 {
+	return max(packageSeconds, l[limitKey{pkg: short(p.pkg)}], l[limitKey{}])
 }
 
 // readLimits reads rows of "PACKAGE TEST DURATION REASON"; TEST is - for the package itself.

@@ -52,7 +52,7 @@ func (s *suite) checkStrict(limits limits) bool {
 			ok = false
 			s.printf("empty: package %s ran no test\n", short(p.pkg))
 		}
-		if p.seconds > packageSeconds && limits[limitKey{pkg: short(p.pkg)}] < p.seconds {
+		if p.seconds > limits.ofPackage(p) {
 			s.printf("note: package %s took %.0f s, over the aim of %d s\n", short(p.pkg), p.seconds, packageSeconds)
 		}
 	}

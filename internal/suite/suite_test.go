@@ -224,6 +224,9 @@ func TestStrict(t *testing.T) {
 	if s.checkStrict(listed) {
 		t.Error("a listed test passed beyond its bound")
 	}
+	if !s.checkStrict(anyTime()) {
+		t.Error("a slow test was refused beside a load")
+	}
 }
 
 // A test that took too long beside others is measured again alone.
