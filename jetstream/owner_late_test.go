@@ -1,6 +1,9 @@
 package jetstream
 
 import (
+	"errors"
+	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -128,10 +131,14 @@ func TestADelayOutlivesACut(t *testing.T) {
 // next owner waits as long as this one would have, and not until the lease of the hub has ended.
 func TestAnOwnerThatWaitsGivesUp(t *testing.T) {
 	t.Parallel()
+	unlessStalled(t, func(log *slog.Logger) error { return giveUpWaiting(t, log) })
+}
+
+func giveUpWaiting(t *testing.T, log *slog.Logger) error {
+	t.Helper()
 	const ackWait = 3 * time.Second
-	url := natsServer(t)
-	b := open(t, Config{URL: url, AckWait: ackWait, Connections: 1})
-	first := open(t, Config{URL: url, AckWait: ackWait, Connections: 1})
+	cfg := Config{URL: natsServer(t), AckWait: ackWait, Connections: 1, Logger: log}
+	b, first := open(t, cfg), open(t, cfg)
 	k := take(t, first, "quiet", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true})
 	w := keeperOf(t, k)
 	if _, err := b.Publish(t.Context(), "quiet", []byte("1"), PublishOptions{Key: "a"}); err != nil {
@@ -142,7 +149,7 @@ func TestAnOwnerThatWaitsGivesUp(t *testing.T) {
 	w.broke(brokenCut)
 	for waits := false; !waits; <-time.After(10 * time.Millisecond) {
 		if time.Since(at) > ackWait/2 {
-			t.Fatal("the owner does not wait")
+			return errors.New("the owner does not wait")
 		}
 		w.o.mu.Lock()
 		waits = w.gathering
@@ -154,6 +161,7 @@ func TestAnOwnerThatWaitsGivesUp(t *testing.T) {
 	}
 	next.next()
 	if took := time.Since(at); took > ackWait+gatherMore {
-		t.Errorf("the event came again %v after its owner had begun to wait", took)
+		return fmt.Errorf("the event came again %v after its owner had begun to wait", took)
 	}
+	return nil
 }
