@@ -86,9 +86,10 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 		s.rest()
 	}
 	late, first := p.order <= s.order, p.delivered == 1 && p.streamSeq > s.seq
-	// The server counts from another number. A later event has no smaller number otherwise: the
-	// leader does not know of deliveries that the leader before it made.
-	if late && (s.cut || now-s.orderAt > int64(settleSight) || first && p.order <= s.seqOrder) {
+	// The server counts from another number. A new leader may not know of the last deliveries: then
+	// a later event comes under the number of one of them.
+	renumbered := first && (p.order <= s.seqOrder || p.order == s.order)
+	if late && (s.cut || now-s.orderAt > int64(settleSight) || renumbered) {
 		s.orderAt = now
 		return s.recount(p, first)
 	}

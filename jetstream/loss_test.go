@@ -377,7 +377,7 @@ func TestSightOfANewGroup(t *testing.T) {
 // numbers come again, with later events if theirs were removed.
 func TestSightOfForgottenDeliveries(t *testing.T) {
 	t.Parallel()
-	for _, again := range []uint64{10, 9, 8} {
+	for _, again := range []uint64{11, 10, 9, 8} {
 		s := newSight(&topicInfo{stream: new(stream)}, new(natsjs.ConsumerInfo))
 		for n := uint64(1); n <= 10; n++ {
 			s.arrived(&deliveryMeta{order: n, streamSeq: n, delivered: 1}, int64(n))
@@ -391,6 +391,39 @@ func TestSightOfForgottenDeliveries(t *testing.T) {
 		}
 		if found != 10 {
 			t.Errorf("11 to 20 are missing, %d are lost; the leader numbers from %d", found, again)
+		}
+	}
+}
+
+// Two hubs note gaps in the book of their group.
+func TestBookOfAGroupThatIsNumberedAgain(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publish(t, b, "orders", "1")
+	at, err := b.existing(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var book lossBook
+	for _, c := range []struct {
+		why         string
+		after       uint64
+		order, seq  uint64
+		lost, newly uint64
+	}{
+		{"16 to 29 are gone", 15, 16, 30, 14, 14},
+		{"31 went to the other hub", 15, 18, 40, 22, 8},
+		{"a leader that knows up to 14 numbers again", 30, 15, 50, 19, 9},
+		{"nothing is gone since", 40, 16, 51, 10, 0},
+		{"52 is gone", 51, 17, 53, 1, 1},
+	} {
+		w := gap{after: place{seq: c.after}, order: c.order, seq: c.seq, lost: c.lost}
+		n, err := b.newlyLost(t.Context(), at, &book, w, w.seq)
+		if err != nil || n != c.newly {
+			t.Errorf("%s: %d are newly lost, want %d (%v)", c.why, n, c.newly, err)
+		}
+		if n > 0 {
+			book.add(w, n)
 		}
 	}
 }

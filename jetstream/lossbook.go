@@ -173,9 +173,12 @@ func (b *Bus) newlyLost(ctx context.Context, t *topicInfo, book *lossBook, w gap
 	case w.seq <= book.Seq:
 		return 0, nil
 	case book.Seq > after: // another hub has seen a delivery in between
-		left := w.seq - book.Seq
-		left -= min(left, w.order-min(w.order, book.Order))
-		n, after = min(n, left), book.Seq
+		left := w.seq - book.Seq - 1
+		// else a new leader has numbered again, and the numbers say nothing of other hubs
+		if w.order > book.Order {
+			left -= min(left, w.order-book.Order-1)
+		}
+		n, after = min(n, left, max(end, book.Seq+1)-book.Seq-1), book.Seq
 	}
 	if n == 0 {
 		return 0, nil
@@ -195,9 +198,9 @@ func (b *Bus) newlyLost(ctx context.Context, t *topicInfo, book *lossBook, w gap
 	return n, nil
 }
 
-// add counts a gap.
+// add counts a gap, behind those that are in the book.
 func (k *lossBook) add(w gap, n uint64) {
-	k.Order, k.Seq = max(w.order, k.Order), max(w.seq, k.Seq)
+	k.Order, k.Seq = w.order, w.seq
 	k.Lost += n
 	k.AtMS = time.Now().UnixMilli()
 	if len(k.Gaps) >= maxGaps {
