@@ -236,13 +236,13 @@ func (p *generations) deletion(ctx context.Context, stream string) (generation, 
 }
 
 // deleted reports whether the stream was deleted on purpose. A leader that was just elected may not
-// have the mark yet that this hub has met.
+// have the mark yet that this hub has met, or meets meanwhile.
 func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
 	if s.deleted.Load() {
 		return true, nil
 	}
 	mark, err := p.deletion(ctx, s.name)
-	return err == nil && mark.Deleted && mark.Stream.Equal(s.created), err
+	return err == nil && (mark.Deleted && mark.Stream.Equal(s.created) || s.deleted.Load()), err
 }
 
 // topicDeleted has this hub forget a stream that is deleted, and its members look.
@@ -385,7 +385,8 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 // sweep removes what says that groups were deleted, once it is older than age, and finishes the
 // deletions of topics whose hub died.
 func (p *generations) sweep(ctx context.Context, age time.Duration) error {
-	before, unfinished := time.Now().Add(-age), []string(nil)
+	before := time.Now().Add(-age)
+	unfinished := make(map[string]uint64) // streams, and the revisions of their marks
 	var old []*storedMsg
 	err := p.bus.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
 		g, readable := readGeneration(m)
@@ -394,7 +395,7 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 		}
 		if g.Unfinished != "" {
 			if time.Since(m.time) > min(age, sweepAge) {
-				unfinished = append(unfinished, strings.TrimPrefix(m.subject, "$KV."+groupsBucket+"."))
+				unfinished[strings.TrimPrefix(m.subject, "$KV."+groupsBucket+".")] = m.seq
 			}
 			return nil
 		}
@@ -406,18 +407,25 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	if err != nil {
 		return err
 	}
-	for _, stream := range unfinished {
-		if err := p.bus.takeBack(ctx, stream); err != nil {
-			return err
-		}
-		if _, err := p.bus.finishDeletion(ctx, stream); err != nil {
-			return err
-		}
+	var failed error
+	for stream, revision := range unfinished {
+		failed = errors.Join(failed, p.sweepDeletion(ctx, stream, revision))
 	}
 	for _, m := range old {
 		if err := p.bus.purge(ctx, groupsBucket, m.subject, m.seq); err != nil {
-			return err
+			return errors.Join(failed, err)
 		}
 	}
-	return nil
+	return failed
+}
+
+// sweepDeletion finishes a deletion whose hub died, or takes its mark back.
+func (p *generations) sweepDeletion(ctx context.Context, stream string, revision uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	if err := p.bus.takeBack(ctx, stream, revision); err != nil {
+		return err
+	}
+	_, err := p.bus.finishDeletion(ctx, stream)
+	return err
 }

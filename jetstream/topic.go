@@ -21,7 +21,8 @@ type stream struct {
 	family bool // it holds, or may hold, other topics too
 	// created tells a stream from one of the same name that was made later.
 	created time.Time
-	// deleted is set once this hub has met the mark of the stream's deletion.
+	// deleted is set when this hub is told of the mark of the stream's deletion, and has members
+	// on the stream.
 	deleted atomic.Bool
 	// keep is not nil when the topic rejects.
 	keep *keeping

@@ -455,7 +455,11 @@ func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	}
 	b.forget(at.stream)
 	if _, err := b.generations.markDeleted(ctx, at.stream, t.name, rev); errors.Is(err, errGroupMoved) {
-		return nil // another hub has finished it, and perhaps created the topic again
+		mark, err := b.generations.deletion(ctx, name)
+		if err == nil && !mark.Deleted {
+			err = fmt.Errorf("jetstream: the mark that stream %s was deleted is gone", name)
+		}
+		return err // nil: another hub has finished it, and perhaps created the topic again
 	} else if err != nil {
 		return err
 	}
@@ -485,11 +489,11 @@ func (b *Bus) marked(ctx context.Context, stream string, mark generation) (bool,
 	return err == nil && native.StreamMade(info).Equal(mark.Stream), err
 }
 
-// takeBack removes a mark whose stream is there: its deletion was cut off. Nobody may be at the
-// deletion any more.
-func (b *Bus) takeBack(ctx context.Context, stream string) error {
+// takeBack removes a mark of a revision whose stream is there: its deletion was cut off. The mark
+// must be so old that nobody is at the deletion any more.
+func (b *Bus) takeBack(ctx context.Context, stream string, revision uint64) error {
 	mark, err := b.generations.deletion(ctx, stream)
-	if err != nil || mark.Unfinished == "" {
+	if err != nil || mark.Unfinished == "" || mark.revision != revision {
 		return err
 	}
 	there, err := b.marked(ctx, stream, mark)
@@ -500,8 +504,9 @@ func (b *Bus) takeBack(ctx context.Context, stream string) error {
 }
 
 // finishDeletion removes what a stream that was deleted has left, and then says so in its mark. It
-// reports whether there was something to finish. A server that still shows the stream does not lead
-// it any more: finishDeletion asks again until ctx ends.
+// reports whether there was something to finish. While the stream is there, as far as the server
+// that answers knows, finishDeletion asks again, until ctx ends: a server that led the stream may
+// not know yet, or another hub is about to delete it.
 //
 // Several hubs may do this at a time, and the topic is created again only after one has changed the
 // mark. Each therefore looks how far the buckets are before it looks at the mark, and removes
@@ -518,7 +523,7 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 		}
 		if still {
 			if err := b.pause(ctx, 20*time.Millisecond); err != nil {
-				return false, fmt.Errorf("jetstream: stream %s: its leader does not know yet that it was deleted: %w", stream, err)
+				return false, fmt.Errorf("jetstream: stream %s is marked as deleted, and is still there: %w", stream, err)
 			}
 			continue
 		}
