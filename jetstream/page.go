@@ -78,7 +78,7 @@ func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
 // errBehind is returned where a replica has nothing yet of what the leader has told of.
 var errBehind = errors.New("jetstream: a replica does not have the entries of a page yet")
 
-// latestPage begins a page anew when the replica that was asked is behind: an empty page would say
+// latestPage begins a page anew when the replica that was asked is behind. An empty page would say
 // that there are no more keys.
 func (b *Bus) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*Event, error) {
 	for deadline := time.Now().Add(pageWait); ; {

@@ -489,8 +489,8 @@ func (b *Bus) marked(ctx context.Context, stream string, mark generation) (bool,
 	return err == nil && native.StreamMade(info).Equal(mark.Stream), err
 }
 
-// takeBack removes a mark of a revision whose stream is there: its deletion was cut off. The mark
-// must be so old that nobody is at the deletion any more.
+// takeBack removes the mark of a deletion that was cut off, if the mark has the revision and the
+// stream is there. The mark must be older than any deletion that is under way.
 func (b *Bus) takeBack(ctx context.Context, stream string, revision uint64) error {
 	mark, err := b.generations.deletion(ctx, stream)
 	if err != nil || mark.Unfinished == "" || mark.revision != revision {

@@ -183,7 +183,7 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	if stale.Load() == 0 {
-		t.Error("nobody asked for the stream")
+		t.Error("the deletion did not ask for the stream")
 	}
 	if mark, err := b.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.stream.created) || mark.Unfinished != "" {
 		t.Errorf("the mark of the deletion is %+v, %v", mark, err)
@@ -220,7 +220,7 @@ func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
 }
 
 // The sweep takes back the mark of a deletion that was cut off before the stream was deleted, once
-// the mark is old. Nobody else does, and nobody a mark that is newer than the one that was old.
+// the mark is old. A young mark stays, and so does one that has replaced an old one.
 func TestTheSweepTakesBackMarks(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})

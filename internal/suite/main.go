@@ -5,9 +5,8 @@
 //
 // It ends with status 1 when a test fails and, with -strict, when a test is skipped or takes longer
 // than it may. A test that took longer beside the others is measured again alone, which decides;
-// for this, flags of go test that have a value are written -name=value. With -load, any time is
-// good. The last line counts:
-// "N passed, N failed, N skipped".
+// for this, flags of go test that have a value are written -name=value. With -load, no test is too
+// slow. The last line counts: "N passed, N failed, N skipped".
 package main
 
 import (
