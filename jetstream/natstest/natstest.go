@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -21,6 +20,8 @@ import (
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"eventhub/jetstream/natstest/freeport"
 )
 
 // serverRole is the role of nats-servers, which every test binary has.
@@ -203,38 +204,17 @@ func (s *Server) Wipe() {
 	}
 }
 
-// Ports of servers lie below those that systems give to outgoing connections, so that a server that
-// was killed finds its port free when it comes back.
-const firstPort, lastPort = 16_000, 32_000
-
 // FreePorts returns n TCP ports of this host that nobody listens at, and that no other test is
 // given meanwhile. The servers of a cluster must know each other's before they start, and keep
 // theirs when they come back.
 func FreePorts(tb testing.TB, n int) []int {
 	tb.Helper()
-	var ports []int
-	for range lastPort - firstPort {
-		if len(ports) == n {
-			return ports
-		}
-		port := firstPort + rand.IntN(lastPort-firstPort) //nolint:gosec // no secret
-		address := "127.0.0.1:" + strconv.Itoa(port)
-		// The UDP port of the same number is the sign for other tests, also those of other
-		// processes.
-		sign, err := (&net.ListenConfig{}).ListenPacket(tb.Context(), "udp", address)
-		if err != nil {
-			continue
-		}
-		tb.Cleanup(func() { _ = sign.Close() })
-		l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", address)
-		if err != nil {
-			continue
-		}
-		_ = l.Close()
-		ports = append(ports, port)
+	ports, release, err := freeport.Take(tb.Context(), n)
+	if err != nil {
+		tb.Fatal(err)
 	}
-	tb.Fatalf("of %d free ports only %d were found", n, len(ports))
-	return nil
+	tb.Cleanup(release)
+	return ports
 }
 
 // FreeAddress is an address of this host, HOST:PORT, with a port of FreePorts.

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	psutil "github.com/shirou/gopsutil/v4/process"
+
+	"eventhub/jetstream/natstest/freeport"
 )
 
 // castHub broadcasts a topic of a hub.
@@ -211,10 +213,12 @@ type centrifugo struct {
 const centrifugoKey = "bench"
 
 func newCentrifugo(ctx context.Context, binary string, size int) (*centrifugo, error) {
-	port, err := freePort(ctx)
+	ports, release, err := freeport.Take(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
+	defer release()
+	port := ports[0]
 	c := &centrifugo{host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), client: &http.Client{}, payload: newPayload(size)}
 	c.process, err = runProcess(ctx, "centrifugo", binary, []string{
 		"CENTRIFUGO_ADDRESS=127.0.0.1", "CENTRIFUGO_PORT=" + strconv.Itoa(port), "CENTRIFUGO_API_KEY=" + centrifugoKey,

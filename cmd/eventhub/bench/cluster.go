@@ -3,12 +3,13 @@ package bench
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"eventhub/jetstream/natstest/freeport"
 )
 
 // clusterSize is the number of nats-servers of a started cluster.
@@ -27,20 +28,21 @@ func (s *system) startNATS(ctx context.Context) error {
 	if s.target.Replicas > 1 {
 		n = clusterSize
 	}
-	ports, err := freePorts(ctx, n)
+	ports, release, err := freeport.Take(ctx, n)
 	if err != nil {
 		return fmt.Errorf("start a cluster: %w", err)
 	}
+	defer release()
 	routes := make([]string, n)
 	for i, port := range ports {
-		routes[i] = "nats://127.0.0.1:" + port
+		routes[i] = "nats://127.0.0.1:" + strconv.Itoa(port)
 	}
 	var urls, wsURLs []string
 	for i, port := range ports {
 		name := "nats-" + strconv.Itoa(i+1)
 		args := []string{"bench", "--sync=" + s.target.Sync, "nats-server", "--server-name=" + name, "--store-dir=" + filepath.Join(s.dir, name)}
 		if n > 1 {
-			args = append(args, "--cluster-port="+port, "--routes="+strings.Join(routes, ","))
+			args = append(args, "--cluster-port="+strconv.Itoa(port), "--routes="+strings.Join(routes, ","))
 		}
 		p, err := startProcess(ctx, "nats-server", self, []string{"WS_TOKEN=" + s.token}, "nats-ws", args...)
 		if err != nil {
@@ -83,21 +85,4 @@ func (s *system) awaitCluster(ctx context.Context) error {
 			return fmt.Errorf("cluster was not ready after %v: %w", startTimeout, err)
 		}
 	}
-}
-
-// freePorts returns n free TCP ports of this host. The servers of a cluster must know each other's
-// ports before they start, so they cannot choose ports themselves.
-func freePorts(ctx context.Context, n int) ([]string, error) {
-	ports := make([]string, n)
-	for i := range ports {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = l.Close() }() // close all listeners together, so that the ports differ
-		if _, ports[i], err = net.SplitHostPort(l.Addr().String()); err != nil {
-			return nil, err
-		}
-	}
-	return ports, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 
 	psutil "github.com/shirou/gopsutil/v4/process"
 
+	"eventhub/jetstream/natstest/freeport"
 	eventhub "eventhub/sdk/go"
 )
 
@@ -141,10 +141,12 @@ func (cmd *Reconnect) Run(ctx context.Context, env Env, target *Target) (err err
 }
 
 func (cmd *Reconnect) measure(ctx context.Context, s *system) (*Return, error) {
-	port, err := freePort(ctx)
+	ports, release, err := freeport.Take(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
+	defer release()
+	port := ports[0]
 	hub, err := cmd.hub(ctx, s, port)
 	if err != nil {
 		return nil, err
@@ -241,17 +243,6 @@ func (cmd *Reconnect) hub(ctx context.Context, s *system, port int) (*process, e
 	vars := append(s.hubEnv(), "EVENTHUB_LIMIT_RETURN_RATE="+strconv.Itoa(cmd.ReturnRate))
 	return s.startHub(ctx, vars, "serve", "--ws-port="+strconv.Itoa(port), "--http-port=0",
 		"--ops-port=0", "--log-level=warn", "--data="+filepath.Join(s.dir, "hub"), "--sync="+s.target.Sync)
-}
-
-// freePort returns a port that was free a moment ago.
-func freePort(ctx context.Context) (int, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port, nil //nolint:errcheck,forcetypeassert // of a TCP listener
 }
 
 // peakCPU returns the highest CPU use of a process until ctx ends, in percent of one core.

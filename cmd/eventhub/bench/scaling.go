@@ -15,6 +15,7 @@ import (
 
 	psutil "github.com/shirou/gopsutil/v4/process"
 
+	"eventhub/jetstream/natstest/freeport"
 	eventhub "eventhub/sdk/go"
 	"eventhub/sdk/go/wire"
 )
@@ -58,10 +59,12 @@ func (z *scaling) close() error {
 
 // measure adds one thing after the other.
 func (z *scaling) measure(ctx context.Context) (*Scaled, error) {
-	port, err := freePort(ctx)
+	ports, release, err := freeport.Take(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
+	defer release()
+	port := ports[0]
 	vars := append(z.sys.hubEnv(), "EVENTHUB_LIMIT_RETURN_RATE="+strconv.Itoa(z.ReturnRate))
 	if err := z.start(ctx, vars, port); err != nil {
 		return nil, err
