@@ -49,9 +49,9 @@ func (s *Set) TakeN(name string, n int) (wait time.Duration) {
 		return 0
 	}
 	n = min(n, s.burst)
-	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now() // of which a bucket must not see an older one later
 	b := s.findLocked(name, now)
 	if b.AllowN(now, n) {
 		return 0
@@ -65,9 +65,9 @@ func (s *Set) Wait(name string) time.Duration {
 	if s == nil {
 		return 0
 	}
-	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now() // of which a bucket must not see an older one later
 	b, ok := s.buckets[name]
 	switch {
 	case ok:
@@ -89,11 +89,15 @@ func (s *Set) Reserve(name string, n int) (wait time.Duration, back func()) {
 	if s == nil {
 		return 0, func() {}
 	}
-	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now() // of which a bucket must not see an older one later
 	r := s.findLocked(name, now).ReserveN(now, min(n, s.burst))
-	return r.DelayFrom(now), r.Cancel
+	return r.DelayFrom(now), func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		r.CancelAt(time.Now())
+	}
 }
 
 // ReserveWithin takes one for name, and reports when it will be there. Where that is later than
@@ -102,9 +106,9 @@ func (s *Set) ReserveWithin(name string, longest time.Duration) (wait time.Durat
 	if s == nil {
 		return 0, true
 	}
-	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now() // of which a bucket must not see an older one later
 	b := s.findLocked(name, now)
 	if missing := 1 - b.TokensAt(now); missing/float64(s.rate) > longest.Seconds() {
 		return 0, false

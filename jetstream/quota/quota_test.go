@@ -2,6 +2,8 @@ package quota_test
 
 import (
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +33,30 @@ func TestTake(t *testing.T) {
 			t.Fatalf("told to wait %v after the wait", wait)
 		}
 	})
+}
+
+// TestManyAtOnce has many goroutines reserve under one name, all of which wait for one another.
+// They get no more than the rate: none counts time that another has counted.
+func TestManyAtOnce(t *testing.T) {
+	t.Parallel()
+	const perSecond, burst, takers, ahead = 10_000, 10, 500, 10 * time.Millisecond
+	s := quota.New(perSecond, burst, 10, nil)
+	var took atomic.Int64
+	began := time.Now()
+	var wg sync.WaitGroup
+	for range takers {
+		wg.Go(func() {
+			for time.Since(began) < time.Second/2 {
+				if _, ok := s.ReserveWithin("a", ahead); ok {
+					took.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if most := burst + 1 + int64(perSecond*(time.Since(began)+ahead).Seconds()); took.Load() > most {
+		t.Errorf("%d were reserved, want at most %d", took.Load(), most)
+	}
 }
 
 func TestNoLimit(t *testing.T) {
