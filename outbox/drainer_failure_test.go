@@ -31,19 +31,22 @@ func TestWhatTheServerForgotIsLookedUp(t *testing.T) {
 		r.add("long", "k")
 	}
 	hang := make(chan struct{})
+	release := sync.OnceFunc(func() { close(hang) })
+	t.Cleanup(release)
 	var stored atomic.Int64
 	r.bus.set(nil, func(string, jetstream.PublishOptions) error {
 		stored.Add(1)
 		<-hang
 		return unknownOutcome()
 	})
-	d := r.start(func(c *outbox.Config) { c.Lease = 100 * time.Millisecond })
+	// A lease that ran out here would be claimed and published again.
+	d := r.start(func(c *outbox.Config) { c.Lease = 2 * time.Second })
 	eventually(t, "all lanes are published to", func() bool { return stored.Load() == 14 })
 	killed := make(chan struct{})
 	go func() { defer close(killed); kill(d) }()
 	// so that it is killed before it learns the outcome; either way it is unknown
 	outlast(t, 50*time.Millisecond)
-	close(hang)
+	release()
 	<-killed
 	r.bus.set(nil, nil)
 	outlast(t, 1200*time.Millisecond)
