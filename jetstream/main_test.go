@@ -114,6 +114,26 @@ func (k *taker) next() *Delivery {
 	}
 }
 
+// either returns the next delivery of two members of a group, begun. An event that the test leaves
+// with one of them for heldPatience goes to the other.
+func either(a, c *taker) *Delivery {
+	a.t.Helper()
+	deadline := time.After(wait)
+	for {
+		var h *Held
+		select {
+		case h = <-a.ch:
+		case h = <-c.ch:
+		case <-deadline:
+			info, err := a.group.Info(a.t.Context())
+			a.t.Fatalf("no delivery; the group is %+v, %v", info, err)
+		}
+		if d, ok := h.Begin(); ok {
+			return d
+		}
+	}
+}
+
 // payloads takes n events, acknowledges them, and returns what they carry.
 func (k *taker) payloads(n int) []string {
 	k.t.Helper()
