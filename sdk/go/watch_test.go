@@ -123,6 +123,8 @@ func TestWatchTakesASnapshotAfterEachReset(t *testing.T) {
 	var s state
 	watch(t, c, eventhub.WatchOptions{}, &s)
 	s.wants(t, map[string]string{"a": "1", "b": "1", "c": "1"}, 1)
+	var seen news
+	other := follow(t, writer, topic, seen.options(eventhub.BroadcastOptions{Slow: eventhub.SlowCatchUp}), seen.event)
 	// A short break, which the hub has kept.
 	lose(t, p, c, func() { remove(t, writer, topic, "c") })
 	put(t, writer, topic, "d", 2)
@@ -134,12 +136,12 @@ func TestWatchTakesASnapshotAfterEachReset(t *testing.T) {
 			put(t, writer, topic, "a", i)
 		}
 		keysStored(t, hub, topic, 106)
+		seen.endsWith(t, "a=99")
 	})
 	s.wants(t, map[string]string{"a": "99", "d": "2"}, 2, "too_far")
 	put(t, writer, topic, "e", 3)
 	s.wants(t, map[string]string{"a": "99", "d": "2", "e": "3"}, 2, "too_far")
 	// The topic is made anew: all but e are gone.
-	other := follow(t, writer, topic, eventhub.BroadcastOptions{}, func(context.Context, *eventhub.BroadcastEvent) {})
 	lose(t, p, c, func() {
 		if err := hub.Bus.Admin().Topic(topic).Delete(t.Context(), jetstream.DeleteOptions{}); err != nil {
 			t.Fatal(err)
@@ -315,6 +317,8 @@ func TestAPanicAtAGoneKeyKeepsNoOtherBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.wants(t, map[string]string{"a": "1", "b": "1", "c": "1"}, 1)
+	var seen news
+	follow(t, writer, "c.s", seen.options(eventhub.BroadcastOptions{Slow: eventhub.SlowCatchUp}), seen.event)
 	lose(t, p, c, func() {
 		remove(t, writer, "c.s", "a")
 		remove(t, writer, "c.s", "b")
@@ -322,6 +326,7 @@ func TestAPanicAtAGoneKeyKeepsNoOtherBack(t *testing.T) {
 			put(t, writer, "c.s", "c", i)
 		}
 		keysStored(t, hub, "c.s", 55)
+		seen.endsWith(t, "c=49")
 	})
 	s.wants(t, map[string]string{"c": "49"}, 2, "too_far")
 	if all := errs.get(); !slices.Equal(all, []string{"panic: oh", "panic: oh"}) {
