@@ -341,17 +341,31 @@ func TestPlacesAfterAnElection(t *testing.T) {
 		return s.CachedInfo().Config
 	}
 	var made, joined, refused atomic.Int32
+	var changed atomic.Bool
+	var changing sync.Mutex
+	// change is somebody who changes another setting, before the hub reads the settings again.
+	change := func() {
+		changing.Lock()
+		defer changing.Unlock()
+		if changed.Load() {
+			return
+		}
+		cfg := settings("orders")
+		cfg.Description += "."
+		if _, err := js.UpdateStream(t.Context(), cfg); err != nil {
+			t.Error(err)
+		}
+		changed.Store(true)
+	}
 	proxy.instead(func(request string) []byte {
 		switch {
 		case strings.HasPrefix(request, "CONSUMER.CREATE.orders.") && joined.Add(1) == 1:
 		case request == "STREAM.CREATE.orders" && made.Add(1) == 1:
-		case request == "STREAM.UPDATE.orders" && refused.Add(1) == 1:
-			// somebody changes another setting meanwhile
-			cfg := settings("orders")
-			cfg.Description += "."
-			if _, err := js.UpdateStream(t.Context(), cfg); err != nil {
-				t.Error(err)
-			}
+		case request == "STREAM.UPDATE.orders" && !changed.Load():
+			refused.Add(1)
+		case request == "STREAM.INFO.orders" && refused.Load() > 0:
+			change()
+			return nil
 		default:
 			return nil
 		}
@@ -370,13 +384,14 @@ func TestPlacesAfterAnElection(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(changes, func(c ReplicaChange) bool { return c.Stream == "orders" })
-	if err := b.Admin().NATS().SetReplicas(t.Context(), changes[i]); err != nil || refused.Load() < 2 {
+	if err := b.Admin().NATS().SetReplicas(t.Context(), changes[i]); err != nil || refused.Load() == 0 {
 		t.Errorf("3 copies after %d answers: %v", refused.Load(), err)
 	}
 	if cfg := settings("orders"); cfg.Replicas != 3 || cfg.Description != "." {
 		t.Errorf("the stream has %d copies and the description %q", cfg.Replicas, cfg.Description)
 	}
 	refused.Store(0)
+	changed.Store(false)
 	ruled := open(t, Config{URL: url, Domain: proxyDomain, Topics: []TopicRule{{Pattern: "orders", MaxAge: 7 * 24 * time.Hour, Replicas: 1}}})
 	same(t, "apply", outcomes(apply(t, ruled, false)), []string{"change: orders: replicas is 3, the rule says 1, done true, error false"})
 	if cfg := settings("orders"); cfg.Replicas != 1 || cfg.Description != ".." {
