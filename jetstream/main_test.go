@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream/natstest"
@@ -62,11 +64,27 @@ func natsServers(tb testing.TB, n int) string {
 	return threeServers(tb)
 }
 
+// publish publishes one event after the other. While a cluster changes the leader of a stream, the
+// outcome of a publish may be unknown, or there may be nobody to take the event. Then publish repeats
+// it, as a client may.
 func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt {
 	tb.Helper()
 	var receipts []Receipt
 	for _, p := range payloads {
-		r, err := b.Publish(tb.Context(), topic, []byte(p), PublishOptions{})
+		var opts PublishOptions
+		if l := b.links[0]; l.clustered() {
+			id, err := l.newID()
+			if err != nil {
+				tb.Fatal(err)
+			}
+			opts.ID = id
+		}
+		r, err := b.Publish(tb.Context(), topic, []byte(p), opts)
+		for end := time.Now().Add(wait); opts.ID != "" && (errors.Is(err, errNoReply) || errors.Is(err, nats.ErrNoResponders)) && time.Now().Before(end); {
+			tb.Logf("publishing %.20q again: %v", p, err)
+			<-time.After(20 * time.Millisecond)
+			r, err = b.Publish(tb.Context(), topic, []byte(p), opts)
+		}
 		if err != nil {
 			tb.Fatal(err)
 		}
