@@ -22,6 +22,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/natstest"
 	"eventhub/sdk/go/wire"
 )
 
@@ -78,7 +79,7 @@ func runEphemeral(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, told
 	cmd = exec.Command(path)
 	cmd.Args, cmd.Dir = args, dir
 	// What a developer has set is no matter of tests.
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "GORACE=atexit_sleep_ms=20", "WS_PORT=1", "EVENTHUB_DATA=data", "EVENTHUB_BIND=0.0.0.0", "EVENTHUB_NATS_LISTEN=0.0.0.0:1")
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir, natstest.RaceEnv(), "WS_PORT=1", "EVENTHUB_DATA=data", "EVENTHUB_BIND=0.0.0.0", "EVENTHUB_NATS_LISTEN=0.0.0.0:1")
 	log, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ func health(t *testing.T, environ []string, flags ...string) (code int, out, err
 	}
 	cmd := exec.CommandContext(t.Context(), path)
 	cmd.Args = append([]string{"eventhub", "health"}, flags...)
-	cmd.Env = append(append(os.Environ(), "GORACE=atexit_sleep_ms=20"), environ...)
+	cmd.Env = append(append(os.Environ(), natstest.RaceEnv()), environ...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); cmd.ProcessState == nil {

@@ -70,7 +70,7 @@ func startNodeWith(t *testing.T, change func(*exec.Cmd), flags ...string) *node 
 	n := &node{t: t, ended: make(chan struct{})}
 	n.cmd = exec.Command(path)
 	n.cmd.Args = append([]string{"eventhub", "serve", "--ws-port=0", "--http-port=0", "--ops-port=0"}, flags...)
-	n.cmd.Env = append(os.Environ(), "WS_TOKEN="+nodeToken, "GORACE=atexit_sleep_ms=20")
+	n.cmd.Env = append(os.Environ(), "WS_TOKEN="+nodeToken, natstest.RaceEnv())
 	n.cmd.Dir = t.TempDir()
 	n.cmd.Stderr = &n.log
 	change(n.cmd)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"eventhub/jetstream/natstest"
 	"fmt"
 	"io"
 	"os"
@@ -80,7 +81,7 @@ func startShell() (*shell, error) {
 	}
 	s := &shell{cmd: exec.Command(path)}
 	s.cmd.Args = []string{shellName}
-	s.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=20")
+	s.cmd.Env = append(os.Environ(), natstest.RaceEnv())
 	s.cmd.Stderr = &s.log
 	in, err := s.cmd.StdinPipe()
 	if err != nil {

@@ -82,6 +82,10 @@ type Child struct {
 	ended   chan struct{} // closed when all that it printed was heard
 }
 
+// RaceEnv is a variable of the environment for processes that a test starts. A process with the race
+// detector ends at once, not after a second, and leaves out the races that the test leaves out.
+func RaceEnv() string { return "GORACE=atexit_sleep_ms=20 " + os.Getenv("GORACE") }
+
 // StartChild starts a child process for the time of the test, and does not wait for it. heard may
 // be nil: one goroutine calls it for each line that the child prints once it is ready. What it
 // writes to its standard error is output of the test.
@@ -105,8 +109,7 @@ func start(tb testing.TB, role string, told any, heard func(line string)) *Child
 	}
 	c := &Child{tb: tb, role: role, ready: make(chan struct{}), ended: make(chan struct{})}
 	c.cmd = exec.Command(path, "-test.run=^$") //nolint:gosec,noctx // this program, which runs no tests without RunChild either; Kill ends it
-	// The race detector would have it wait for a second at its end.
-	c.cmd.Env = append(os.Environ(), childEnv+"="+role+" "+string(text), "GORACE=atexit_sleep_ms=20 "+os.Getenv("GORACE"))
+	c.cmd.Env = append(os.Environ(), childEnv+"="+role+" "+string(text), RaceEnv())
 	c.cmd.Stderr = tb.Output()
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
