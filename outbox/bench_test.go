@@ -51,8 +51,8 @@ func claimTime(tb testing.TB, s *outbox.SQLStore, db *sql.DB, round int) time.Du
 	return took
 }
 
-// Claims take the same time whatever was sent before (a million rows in the benchmarks). Claims of a
-// store where nothing was sent are the control, made in turns.
+// Claims take the same time whatever was sent before (a million rows in the benchmarks). Claims of
+// a store where nothing was sent are the control, made in turns.
 func TestClaimsDoNotSlowDownWithSentRows(t *testing.T) {
 	address := pgtest.Start(t)
 	for _, dialect := range []outbox.Dialect{outbox.SQLite, outbox.PostgreSQL} {

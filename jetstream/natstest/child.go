@@ -82,8 +82,9 @@ type Child struct {
 	ended   chan struct{} // closed when all that it printed was heard
 }
 
-// RaceEnv is a variable of the environment for processes that a test starts. A process with the race
-// detector ends at once, not after a second, and leaves out the races that the test leaves out.
+// RaceEnv is a variable of the environment for processes that a test starts. A process with the
+// race detector ends at once, not after a second, and leaves out the races that the test leaves
+// out.
 func RaceEnv() string { return "GORACE=atexit_sleep_ms=20 " + os.Getenv("GORACE") }
 
 // StartChild starts a child process for the time of the test, and does not wait for it. heard may
