@@ -10,5 +10,5 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(nil)
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }

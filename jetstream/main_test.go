@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(nil)
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // briefly is for Config.moveWait in tests that ask for no lease of before a move.

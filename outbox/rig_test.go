@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(map[string]natstest.Role{"writer": natstest.Told(writer), "drainer": natstest.Told(drainer)})
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // patience bounds what a test waits for. Reaching it is a failure.

@@ -20,7 +20,7 @@ const patience = time.Minute
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(map[string]natstest.Role{"projector": natstest.Told(projector)})
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // openBus opens a bus with an embedded server on a directory.

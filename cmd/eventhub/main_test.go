@@ -45,7 +45,7 @@ func (l leakChecked) Run() int {
 	if code != 0 {
 		return code
 	}
-	if err := goleak.Find(natstest.Leaks()); err != nil {
+	if err := goleak.Find(natstest.Leaks()...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

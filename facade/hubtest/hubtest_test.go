@@ -25,7 +25,7 @@ import (
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // receive subscribes from the earliest event on, and returns the payloads of n events.

@@ -19,7 +19,7 @@ import (
 var _ jetstream.Server = (*embedded.Server)(nil)
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 func start(t *testing.T, cfg embedded.Config) *embedded.Server {

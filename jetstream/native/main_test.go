@@ -14,7 +14,7 @@ import (
 	"eventhub/jetstream/natstest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, natstest.Leaks()) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, natstest.Leaks()...) }
 
 // patience is how long a test waits for what must happen.
 const patience = time.Minute

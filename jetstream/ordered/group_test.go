@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(map[string]natstest.Role{memberRole: natstest.Told(func(ctx context.Context, m members) error { return m.run(ctx) })})
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // topic is the topic of all ordered groups here.

@@ -24,7 +24,7 @@ const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(nil)
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // newTracer returns a Tracer, and what gets its spans as they end.

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(map[string]natstest.Role{"consumer": natstest.Told(consume)})
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 const patience = time.Minute

@@ -23,7 +23,7 @@ import (
 const patience = time.Minute
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
 
 // openBus opens a bus with an embedded server on a directory. Unless it is given, its AckWait is

@@ -29,7 +29,7 @@ import (
 // to do.
 const patience = 30 * time.Second
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, natstest.Leaks()) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, natstest.Leaks()...) }
 
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()

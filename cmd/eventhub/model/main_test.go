@@ -12,5 +12,5 @@ import (
 
 func TestMain(m *testing.M) {
 	natstest.RunChild(map[string]natstest.Role{"hub": natstest.Told(runHub)})
-	goleak.VerifyTestMain(m, natstest.Leaks())
+	goleak.VerifyTestMain(m, natstest.Leaks()...)
 }
