@@ -83,7 +83,7 @@ func TestKVHandlesOnce(t *testing.T) {
 	publish(t, b, "t", ids...)
 	eventually(t, "all events are settled", func() bool {
 		left, err := b.Group("t", "g").Backlog(t.Context())
-		return err == nil && left.Waiting == 0 && left.Leased == 0
+		return err == nil && left.Waiting == 0 && left.Leased == 0 && left.Floor >= left.Tail
 	})
 	mu.Lock()
 	defer mu.Unlock()
