@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"eventhub/jetstream/natstest"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +15,8 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"eventhub/jetstream/natstest"
 )
 
 // shellName is this test binary when it runs the commands of a script, one after the other: with
