@@ -89,13 +89,13 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 	// The server counts from another number. A new leader may not know of the last deliveries: then
 	// a later event comes under the number of one of them.
 	renumbered := first && (p.order <= s.seqOrder || p.order == s.order)
-	if late && (s.cut || now-s.orderAt > int64(settleSight) || renumbered) {
+	// An event that was passed before says nothing: its delivery may have stood in a connection.
+	if late && first && (s.cut || now-s.orderAt > int64(settleSight) || renumbered) {
 		s.orderAt = now
-		return s.recount(p, first)
+		return s.recount(p)
 	}
-	s.cut = false
 	if !late {
-		s.order, s.orderAt = p.order, now
+		s.cut, s.order, s.orderAt = false, p.order, now
 	}
 	switch {
 	case first:
@@ -116,14 +116,11 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 	return gap{}, false
 }
 
-// recount begins again with a delivery whose number is not comparable with those before.
-func (s *sight) recount(p *deliveryMeta, first bool) (g gap, found bool) {
-	s.seqOrder = 0 // unknown
-	if first {
-		g = gap{after: place{s.order, s.seq, s.stored}, order: p.order, seq: p.streamSeq, lost: p.streamSeq - s.seq - 1}
-		s.seq, s.seqOrder, s.stored = p.streamSeq, p.order, p.storedAt
-	}
-	s.cut, s.order, s.again = false, p.order, 0
+// recount begins again with the first delivery of an event whose number is not comparable with
+// those before.
+func (s *sight) recount(p *deliveryMeta) (g gap, found bool) {
+	g = gap{after: place{s.order, s.seq, s.stored}, order: p.order, seq: p.streamSeq, lost: p.streamSeq - s.seq - 1}
+	s.cut, s.order, s.seq, s.seqOrder, s.stored, s.again = false, p.order, p.streamSeq, p.order, p.storedAt, 0
 	s.rest()
 	return g, g.lost > 0
 }

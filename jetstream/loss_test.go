@@ -2,7 +2,9 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -320,6 +322,60 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 			}
 			t.Logf("%d lost, %d counted, told %d %d %d %d; %d redeliveries", lost, seen.count(), members[0].sum(), members[1].sum(), members[2].sum(), members[3].sum(), again)
 		})
+	}
+}
+
+// Deliveries over one of the hub's connections come 1.2 s later than those over the other.
+func TestLossBehindASlowConnection(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	proxy := natstest.StartProxy(t, url)
+	rule := TopicRule{Pattern: "orders", MaxMsgs: 10}
+	seen := new(losses)
+	b := open(t, Config{URL: proxy.URL(), Connections: 2, Topics: []TopicRule{rule}, Observer: seen})
+	pub := open(t, Config{URL: url, Topics: []TopicRule{rule}})
+	members := make([]*told, b.cfg.Connections)
+	for slices.Contains(members, nil) {
+		m := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
+		if i := m.sub.link.index; members[i] == nil {
+			members[i] = m
+		} else if err := m.sub.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	take := func() *Delivery { return either(members[0].taker, members[1].taker) }
+	stored, lost := 0, uint64(0)
+	for overtaken := false; !overtaken; {
+		for fast := false; !fast; { // then the next event is the slow member's
+			stored++
+			fillFrom(t, pub, "orders", stored, stored)
+			d := take()
+			fast = d.m.sub == members[1].sub
+			if err := d.Ack(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		release := proxy.HoldOne(t, 0)
+		fillFrom(t, pub, "orders", stored+1, stored+2)
+		d := members[1].next()
+		<-time.After(settleSight + 200*time.Millisecond) // the time under test
+		release()
+		slow := members[0].next()
+		overtaken = slow.Order < d.Order
+
+		fillFrom(t, pub, "orders", stored+3, stored+100)
+		stored, lost = stored+100, lost+88
+		if err := errors.Join(d.Ack(), slow.Ack()); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			if err := take().Ack(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := seen.count(); n != lost {
+			t.Fatalf("%d were lost, %d are counted; the slow delivery was overtaken: %v", lost, n, overtaken)
+		}
 	}
 }
 

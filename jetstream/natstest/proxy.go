@@ -20,6 +20,7 @@ type Proxy struct {
 	wg       sync.WaitGroup
 	mu       sync.Mutex
 	conns    map[net.Conn]struct{} // nil once it is closed
+	gates    []*sync.RWMutex       // held, of each connection
 	held     sync.RWMutex          // what the server says passes with a read lock
 }
 
@@ -52,22 +53,38 @@ func (p *Proxy) Swallow(f func(subject string) bool) {
 // Hold holds back what the server says from now on, until release is called or the test ends.
 func (p *Proxy) Hold(tb testing.TB) (release func()) {
 	tb.Helper()
-	p.held.Lock()
-	release = sync.OnceFunc(p.held.Unlock)
+	return hold(tb, &p.held)
+}
+
+// HoldOne is Hold for the connection that came as number n, from 0.
+func (p *Proxy) HoldOne(tb testing.TB, n int) (release func()) {
+	tb.Helper()
+	p.mu.Lock()
+	one := p.gates[n]
+	p.mu.Unlock()
+	return hold(tb, one)
+}
+
+func hold(tb testing.TB, held *sync.RWMutex) (release func()) {
+	tb.Helper()
+	held.Lock()
+	release = sync.OnceFunc(held.Unlock)
 	tb.Cleanup(release)
 	return release
 }
 
-// gate is a writer that waits while it is held.
+// gate is a writer that waits while it or all are held.
 type gate struct {
 	io.Writer
 
-	held *sync.RWMutex
+	one, all *sync.RWMutex
 }
 
 func (g gate) Write(b []byte) (int, error) {
-	g.held.RLock()
-	defer g.held.RUnlock()
+	g.one.RLock()
+	defer g.one.RUnlock()
+	g.all.RLock()
+	defer g.all.RUnlock()
 	return g.Writer.Write(b)
 }
 
@@ -117,9 +134,13 @@ func (p *Proxy) accept() {
 			_ = server.Close()
 			return
 		}
+		one := new(sync.RWMutex)
+		p.mu.Lock()
+		p.gates = append(p.gates, one)
+		p.mu.Unlock()
 		p.wg.Go(func() {
 			defer p.drop(client)
-			_, _ = io.Copy(gate{client, &p.held}, server) // it ends with either connection
+			_, _ = io.Copy(gate{client, one, &p.held}, server) // it ends with either connection
 		})
 		p.wg.Go(func() {
 			defer p.drop(server)
