@@ -170,7 +170,7 @@ func forgetsItsLeases(t *testing.T, cfg Config, stall func(*Bus)) {
 		d := k.next()
 		stall(b)
 		if err := d.Ack(); !errors.Is(err, ErrNotLeased) {
-			return fmt.Errorf("a lease of before: %w", err)
+			return fmt.Errorf("the ack of a lease from before: %v", err) //nolint:errorlint // may be nil
 		}
 		again := k.next()
 		if again.Attempt != 2 {

@@ -65,8 +65,8 @@ func natsServers(tb testing.TB, n int) string {
 }
 
 // publish publishes one event after the other. While a cluster changes the leader of a stream, the
-// outcome of a publish may be unknown, or there may be nobody to take the event. Then publish
-// repeats it, as a client may.
+// outcome of a publish may be unknown, or no server may take the event. Then publish repeats it, as
+// a client may.
 func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt {
 	tb.Helper()
 	var receipts []Receipt

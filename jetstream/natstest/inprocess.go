@@ -133,7 +133,7 @@ func ClientURLs(servers ...*natsserver.Server) string {
 
 // Leaks are the goroutines that a server in the test's own process may leave, for goleak. One waits
 // for the answer of a source, and ends some seconds after its server. Others are of a stream that
-// was being made while the server shut down: nobody ends them.
+// was being made while the server shut down, and never end.
 func Leaks() []goleak.Option {
 	return []goleak.Option{
 		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*stream).trySetupSourceConsumer.func3"),
