@@ -87,6 +87,9 @@ func (b *Bus) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 		b.countLost(g, n)
 		return []Loss{bookedGap{Lost: n, Since: w.after.stored}.loss(g.topic.name)}, err
 	}
+	if w.seq <= w.after.seq+1 {
+		return nil, nil // a redelivery came late: nothing is in between
+	}
 	first, err := b.firstLeft(ctx, g.topic, w)
 	if err != nil {
 		return alone(w.lost, err)
