@@ -180,23 +180,31 @@ func forgetsItsLeases(t *testing.T, cfg Config, stall func(*Bus)) {
 	})
 }
 
-// stallLog is a log that sees the process stand still, upon which a bus gives all leases up.
-type stallLog struct {
+// lineCount is a log that counts its lines with a text.
+type lineCount struct {
 	slog.Handler
-	stalled *atomic.Int64
+	text  string
+	lines *atomic.Int64
 }
 
-func (l stallLog) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return stallLog{l.Handler.WithAttrs(attrs), l.stalled}
+// countLines is a log of the test that counts the lines with a text.
+func countLines(t *testing.T, text string) (log *slog.Logger, lines *atomic.Int64) {
+	t.Helper()
+	lines = new(atomic.Int64)
+	return slog.New(lineCount{slog.NewTextHandler(t.Output(), nil), text, lines}), lines
 }
 
-func (l stallLog) WithGroup(name string) slog.Handler {
-	return stallLog{l.Handler.WithGroup(name), l.stalled}
+func (l lineCount) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return lineCount{l.Handler.WithAttrs(attrs), l.text, l.lines}
 }
 
-func (l stallLog) Handle(ctx context.Context, r slog.Record) error {
-	if strings.HasPrefix(r.Message, "the process stood still") {
-		l.stalled.Add(1)
+func (l lineCount) WithGroup(name string) slog.Handler {
+	return lineCount{l.Handler.WithGroup(name), l.text, l.lines}
+}
+
+func (l lineCount) Handle(ctx context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, l.text) {
+		l.lines.Add(1)
 	}
 	return l.Handler.Handle(ctx, r)
 }
@@ -213,8 +221,8 @@ func unlessStalled(t *testing.T, f func(*slog.Logger) error) {
 func unlessStalledAgain(t *testing.T, times int64, f func(*slog.Logger) error) {
 	t.Helper()
 	for round := 1; ; round++ {
-		var stalled atomic.Int64
-		err := f(slog.New(stallLog{slog.NewTextHandler(t.Output(), nil), &stalled}))
+		log, stalled := countLines(t, "the process stood still")
+		err := f(log)
 		if err == nil {
 			return
 		}

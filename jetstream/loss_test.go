@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"sync"
@@ -248,7 +249,9 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 			url := natsServers(t, servers)
 			rule := TopicRule{Pattern: "orders", MaxMsgs: 10}
 			seen := new(losses)
-			cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}, Observer: seen}
+			// A hub that gets no answer for 5 s cannot know what the other has counted.
+			log, alone := countLines(t, "this hub reports them by itself")
+			cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}, Observer: seen, Logger: log}
 			var members []*told
 			for range 2 {
 				b := open(t, cfg)
@@ -310,13 +313,14 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 				t.Fatal(err)
 			}
 			lost, again := events-distinct(), c.CachedInfo().Delivered.Consumer-distinct()
-			// what was given twice, because a member was slow to take it, may hide a loss from the
-			// other hub
-			if n := seen.count(); lost == 0 || n > lost || n+again < lost {
+			// What was given twice, because a member was slow to take it, may hide a loss from the
+			// other hub. A slow hub may still note what the other has settled since.
+			eventually(t, "the losses are counted", func() bool { return seen.count()+again >= lost })
+			if n := seen.count(); lost == 0 || n > lost && alone.Load() == 0 {
 				t.Errorf("%d of %d were lost, %d are counted; %d deliveries were redeliveries", lost, events, n, again)
 			}
 			for _, m := range members {
-				if m.sum() > lost {
+				if m.sum() > lost && alone.Load() == 0 {
 					t.Errorf("a member is told of %d, %d were lost", m.sum(), lost)
 				}
 			}
@@ -328,11 +332,16 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 // Deliveries over one of the hub's connections come 1.2 s later than those over the other.
 func TestLossBehindASlowConnection(t *testing.T) {
 	t.Parallel()
+	unlessStalled(t, func(log *slog.Logger) error { return loseBehindASlowConnection(t, log) })
+}
+
+func loseBehindASlowConnection(t *testing.T, log *slog.Logger) error {
+	t.Helper()
 	url := natsServer(t)
 	proxy := natstest.StartProxy(t, url)
 	rule := TopicRule{Pattern: "orders", MaxMsgs: 10}
 	seen := new(losses)
-	b := open(t, Config{URL: proxy.URL(), Connections: 2, Topics: []TopicRule{rule}, Observer: seen})
+	b := open(t, Config{URL: proxy.URL(), Connections: 2, Topics: []TopicRule{rule}, Observer: seen, Logger: log})
 	pub := open(t, Config{URL: url, Topics: []TopicRule{rule}})
 	members := make([]*told, b.cfg.Connections)
 	for slices.Contains(members, nil) {
@@ -343,40 +352,49 @@ func TestLossBehindASlowConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	take := func() *Delivery { return either(members[0].taker, members[1].taker) }
+	slow, fast := members[0], members[1]
 	stored, lost := 0, uint64(0)
-	for overtaken := false; !overtaken; {
-		for fast := false; !fast; { // then the next event is the slow member's
+	for range 10 {
+		for next := fast; next != slow; { // whose is the next event
 			stored++
 			fillFrom(t, pub, "orders", stored, stored)
-			d := take()
-			fast = d.m.sub == members[1].sub
+			d := either(slow.taker, fast.taker)
+			if d.m.sub == fast.sub {
+				next = slow
+			}
 			if err := d.Ack(); err != nil {
-				t.Fatal(err)
+				return err
 			}
 		}
-		release := proxy.HoldOne(t, 0)
+		release := proxy.HoldOne(t, slow.sub.link.index)
 		fillFrom(t, pub, "orders", stored+1, stored+2)
-		d := members[1].next()
+		one := fast.next()
 		<-time.After(settleSight + 200*time.Millisecond) // the time under test
+		if len(slow.ch) > 0 {
+			t.Fatal("an event came over the connection that is held")
+		}
 		release()
-		slow := members[0].next()
-		overtaken = slow.Order < d.Order
+		other := slow.next()
 
 		fillFrom(t, pub, "orders", stored+3, stored+100)
 		stored, lost = stored+100, lost+88
-		if err := errors.Join(d.Ack(), slow.Ack()); err != nil {
-			t.Fatal(err)
+		if err := errors.Join(one.Ack(), other.Ack()); err != nil {
+			return err
 		}
 		for range 10 {
-			if err := take().Ack(); err != nil {
-				t.Fatal(err)
+			if err := either(slow.taker, fast.taker).Ack(); err != nil {
+				return err
 			}
 		}
+		overtaken := other.Order < one.Order
 		if n := seen.count(); n != lost {
-			t.Fatalf("%d were lost, %d are counted; the slow delivery was overtaken: %v", lost, n, overtaken)
+			return fmt.Errorf("%d were lost, %d are counted; the slow delivery was overtaken: %v", lost, n, overtaken)
+		}
+		if overtaken {
+			return nil
 		}
 	}
+	return errors.New("no delivery was overtaken")
 }
 
 // What a member gave back, and what was removed before it came again, is lost as well.

@@ -60,9 +60,8 @@ func (p *Proxy) Hold(tb testing.TB) (release func()) {
 func (p *Proxy) HoldOne(tb testing.TB, n int) (release func()) {
 	tb.Helper()
 	p.mu.Lock()
-	one := p.gates[n]
-	p.mu.Unlock()
-	return hold(tb, one)
+	defer p.mu.Unlock()
+	return hold(tb, p.gates[n])
 }
 
 func hold(tb testing.TB, held *sync.RWMutex) (release func()) {
