@@ -1,7 +1,10 @@
 package embedded_test
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -9,6 +12,24 @@ import (
 
 	"eventhub/jetstream/embedded"
 )
+
+// A goroutine of the server may outlive the server, and has the caller's log no longer.
+func TestNothingIsLoggedAfterClose(t *testing.T) {
+	var out bytes.Buffer
+	s, err := embedded.Start(t.Context(), embedded.Config{DataDir: t.TempDir(), Logger: slog.New(slog.NewTextHandler(&out, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := s.NATS()
+	server.Warnf("before")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	server.Warnf("after")
+	if got := out.String(); !strings.Contains(got, "before") || strings.Contains(got, "after") {
+		t.Errorf("the log is %q", got)
+	}
+}
 
 // A server that is closed while it makes streams leaves nothing behind.
 func TestCloseWhileStreamsAreMade(t *testing.T) {

@@ -452,7 +452,8 @@ const (
 
 // Shutdown stops a server of this process, and returns when the server has stopped. A server that
 // stops while it makes a stream leaves the goroutines of the stream's store, so Shutdown first
-// waits for the requests that the server has taken, for at most 2 s. It may be called twice.
+// waits for the requests that the server has taken, for at most 2 s. Later lines of the server are
+// not logged. Shutdown may be called twice.
 func Shutdown(s *natsserver.Server) {
 	for began := time.Now(); time.Since(began) < idleWait; <-time.After(idleCheck) {
 		if info, err := s.Jsz(nil); err != nil || info.API.Inflight == 0 {
@@ -461,6 +462,7 @@ func Shutdown(s *natsserver.Server) {
 	}
 	s.Shutdown()
 	s.WaitForShutdown()
+	s.SetLoggerV2(nil, false, false, false) // a snapshot is not waited for
 }
 
 // innermost is the error at the end of a chain: what was tried, and on what, is said already.
