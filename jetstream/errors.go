@@ -75,11 +75,18 @@ var (
 
 // Refused reports whether err, the error of a publish, is a refusal by the stream, for example
 // because the stream is full or the event is too large. Nothing was stored then, and NATS is
-// reachable. A cluster without a leader refuses nothing: it answers so until it has one.
+// reachable. A cluster without a leader refuses nothing: it answers so until it has one. Nor does a
+// stream that has begun to store an event with the same id.
 func Refused(err error) bool {
 	refused, ok := errors.AsType[*apiError](err)
-	return ok && refused.ErrCode != errNoClusterLeader
+	return ok && refused.ErrCode != errNoClusterLeader && refused.ErrCode != errIDInProcess
 }
 
-// errNoClusterLeader is the server's error while its cluster has no leader.
-const errNoClusterLeader natsjs.ErrorCode = 10008
+const (
+	// errNoClusterLeader is the server's error while its cluster has no leader.
+	errNoClusterLeader natsjs.ErrorCode = 10008
+	// errIDInProcess is the error of a stream with several copies that was given the id before, and
+	// does not know yet whether that event is stored. A slow cluster of nats-server 2.15.2 was seen
+	// to say so of some ids for over a minute, and to store other events meanwhile.
+	errIDInProcess natsjs.ErrorCode = 10158
+)

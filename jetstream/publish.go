@@ -435,7 +435,10 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		t.obs.PublishFailed()
 		return Receipt{}, t.stream.keep.refused()
 	}
-	if _, ok := errors.AsType[*apiError](err); ok {
+	if refused, ok := errors.AsType[*apiError](err); ok {
+		if refused.ErrCode == errIDInProcess {
+			return fail("the event store has not finished with an event of the same id: the outcome is unknown; repeat it with the id", err)
+		}
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}
