@@ -267,11 +267,13 @@ func (s *soak) judge(before soakSample, quiet time.Duration) {
 	p := &s.piece
 	p.totals, p.guests = s.load.ledger.totals(), s.load.guests.Load()
 	var left map[groupKey]int
-	s.until("nothing is unsettled", func(ctx context.Context) bool {
-		var err error
+	var err error
+	if !s.within(patience, func(ctx context.Context) bool {
 		left, err = s.unsettled(ctx)
 		return err == nil && len(left) == 0
-	})
+	}) {
+		s.Fatalf("after %v, unsettled are %v (%v)\n%s", patience, left, err, s.backlogs())
+	}
 	for _, wrong := range s.load.ledger.wrong {
 		s.Error(wrong)
 	}
@@ -281,7 +283,6 @@ func (s *soak) judge(before soakSample, quiet time.Duration) {
 	var after soakSample
 	grown := true
 	for until := time.Now().Add(soakAnHour); grown && time.Now().Before(until); {
-		var err error
 		if after, err = s.sampler.rest(s.Context(), s.lasting, quiet); err != nil {
 			s.Fatal(err)
 		}

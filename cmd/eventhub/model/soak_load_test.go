@@ -17,14 +17,17 @@ import (
 )
 
 const (
-	soakInFlight  = 512                    // publishes of a publisher without an answer
-	soakFull      = soakWindow / 2         // a backlog at which a publisher pauses
-	soakAhead     = 2_000                  // the same, while the capacity is measured
-	soakBeat      = 10 * time.Millisecond  // of a publisher
-	soakCatchUp   = time.Second            // what a publisher makes up for
-	soakRetry     = 100 * time.Millisecond // before a publish is repeated
-	soakConfirmed = time.Minute            // for the last publishes
-	soakStay      = 1_500 * time.Millisecond
+	soakInFlight = 512                    // publishes of a publisher without an answer
+	soakFull     = soakWindow / 2         // a backlog at which a publisher pauses
+	soakAhead    = 2_000                  // the same, while the capacity is measured
+	soakBeat     = 10 * time.Millisecond  // of a publisher
+	soakCatchUp  = time.Second            // what a publisher makes up for
+	soakRetry    = 100 * time.Millisecond // before a publish is repeated
+	soakStay     = 1_500 * time.Millisecond
+
+	// soakConfirmed is for the last publishes. A slow cluster may refuse an id until the duplicate
+	// window of 2 min ends.
+	soakConfirmed = 3 * time.Minute
 )
 
 // soakLoad are clients that publish, consume and acknowledge over WebSockets of the Go client, and
@@ -94,6 +97,11 @@ func (s *soakLoad) start(ctx context.Context, rate float64) (end func(limit time
 		at := s.ledger.position()
 		s.rig.within(limit, func(context.Context) bool { return s.ledger.reached(at) })
 		missing := s.ledger.missing(at)
+		// What was given twice is settled by members, too.
+		s.rig.within(patience, func(ctx context.Context) bool {
+			left, err := s.rig.unsettled(ctx)
+			return err == nil && len(left) == 0
+		})
 		stopConsuming()
 		members.Wait()
 		return missing
