@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// What a test and a package may take in .ci/run, in seconds, unless slow.txt says more. Only a test
-// that is beyond its bound also alone fails the run.
+// What a test and a package may take in .ci/run, in seconds on the usual machine, unless slow.txt
+// says more. Only a test that is beyond its bound also alone fails the run.
 const (
 	testSeconds    = 15
 	packageSeconds = 90

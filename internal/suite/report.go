@@ -60,39 +60,60 @@ func (s *suite) checkStrict(limits limits) bool {
 }
 
 // measureAgain runs each test that took longer than it may once more, with no other beside it, and
-// keeps the time that it took alone: what other tests and a busy machine add is no fault of a test.
-// Beyond four times its bound, a test is not slowed down by others, but stands still.
+// keeps the time that it would have taken alone on the usual machine: what other tests, and a
+// machine that is slow today, add is no fault of a test. Beyond four times its bound, a test is not
+// slowed down by others, but stands still.
 func (s *suite) measureAgain(ctx context.Context, args []string, limits limits) error {
 	flags := slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return !strings.HasPrefix(arg, "-") })
+	slower := s.slowdown()
 	for _, p := range s.sorted() {
 		var names []string
 		for _, r := range byTime(p.tests) {
 			name, _, _ := strings.Cut(r.test, "/")
-			if most := limits.of(r); r.seconds > most && r.seconds <= 4*most && !slices.Contains(names, name) {
+			if most := limits.of(r); r.seconds > most && r.seconds <= 4*most*slower && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
-		if len(names) == 0 {
-			continue
-		}
-		s.printf("\nonce more, alone: %s %s\n", short(p.pkg), strings.Join(names, " "))
-		alone := &suite{dir: s.dir, out: s.out, verbose: s.verbose}
-		only := fmt.Sprintf("-run=^(%s)$", strings.Join(names, "|"))
-		if err := alone.run(ctx, append(slices.Clone(flags), "-parallel=1", only, p.pkg)); err != nil {
-			return err
-		}
-		for _, r := range byTime(alone.packages[p.pkg].tests) {
-			before := p.tests[r.test]
-			if before != nil && before.seconds > limits.of(r) {
-				s.printf("%s: %.1f s, and %.1f s alone\n", r, before.seconds, r.seconds)
-			}
-			if before == nil || before.action == "pass" {
-				p.tests[r.test] = r
+		for _, name := range names {
+			if err := s.measureAlone(ctx, flags, p, name, limits); err != nil {
+				return err
 			}
 		}
-		if again := alone.packages[p.pkg]; again.action == "fail" {
-			p.action, p.seed, p.output = again.action, again.seed, again.output
+	}
+	return nil
+}
+
+// measureAlone runs one test of a package once more.
+func (s *suite) measureAlone(ctx context.Context, flags []string, p *pkg, name string, limits limits) error {
+	s.printf("\nonce more, alone: %s %s\n", short(p.pkg), name)
+	file, err := newCPUFile()
+	if err != nil {
+		return err
+	}
+	alone := &suite{dir: s.dir, out: s.out, verbose: s.verbose, cpuFile: file}
+	before := s.slowdown()
+	if err := alone.run(ctx, append(slices.Clone(flags), "-parallel=1", "-run=^"+name+"$", p.pkg)); err != nil {
+		return err
+	}
+	slower := max(before, s.slowdown())
+	cpu, err := readCPU(file)
+	if err != nil {
+		return err
+	}
+	for _, r := range byTime(alone.packages[p.pkg].tests) {
+		wall := r.seconds
+		r.seconds = usualSeconds(wall, cpu[short(p.pkg)].Seconds(), slower)
+		before := p.tests[r.test]
+		if before != nil && before.seconds > limits.of(r) {
+			s.printf("%s: %.1f s, and %.1f s alone; %.1f s on the usual machine (this one computes at 1/%.1f of its speed)\n",
+				r, before.seconds, wall, r.seconds, slower)
 		}
+		if before == nil || before.action == "pass" {
+			p.tests[r.test] = r
+		}
+	}
+	if again := alone.packages[p.pkg]; again.action == "fail" {
+		p.action, p.seed, p.output = again.action, again.seed, again.output
 	}
 	return nil
 }

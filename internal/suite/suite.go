@@ -69,7 +69,8 @@ type suite struct {
 	dir      string // the root of the module; "" for the current directory
 	out      io.Writer
 	verbose  bool
-	cpuFile  string // where test binaries note their CPU time; "" if they do not
+	cpuFile  string         // where test binaries note their CPU time; "" if they do not
+	slowdown func() float64 // how many times slower than usual the machine computes
 	packages map[string]*pkg
 	builds   map[string][]string // what the compiler said
 	wall     time.Duration

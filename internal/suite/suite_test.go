@@ -232,7 +232,7 @@ func TestStrict(t *testing.T) {
 // A test that took too long beside others is measured again alone.
 func TestMeasureAgain(t *testing.T) {
 	t.Parallel()
-	s := &suite{}
+	s := &suite{slowdown: func() float64 { return 1 }}
 	sample(t, s, "./good", "./bad")
 	good, bad := s.packages["sample/good"], s.packages["sample/bad"]
 	good.tests["TestGood/part"].seconds = testSeconds + 1
@@ -251,7 +251,7 @@ func TestMeasureAgain(t *testing.T) {
 			t.Errorf("%s took %v s again", r, r.seconds)
 		}
 	}
-	for _, want := range []string{"once more, alone: good TestGood\n", "good TestGood/part: 16.0 s, and 0.0 s alone\n"} {
+	for _, want := range []string{"once more, alone: good TestGood\n", "good TestGood/part: 16.0 s, and 0.0 s alone; 0.0 s on the usual machine"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in the output:\n%s", want, &out)
 		}
@@ -265,6 +265,25 @@ func TestMeasureAgain(t *testing.T) {
 	}
 	if n := len(good.tests); n != 3 {
 		t.Errorf("%d tests are left of a package with 3", n)
+	}
+}
+
+// What a slow machine adds to computing is no fault of a test. Waiting takes as long anywhere.
+func TestUsualSeconds(t *testing.T) {
+	t.Parallel()
+	for _, one := range []struct{ wall, cpu, slowdown, want float64 }{
+		{wall: 20, cpu: 19, slowdown: 1, want: 20},
+		{wall: 20, cpu: 0, slowdown: 2, want: 20},
+		{wall: 20, cpu: 10, slowdown: 2, want: 15},
+		{wall: 20, cpu: 20, slowdown: 2, want: 10},
+		{wall: 20, cpu: 40, slowdown: 2, want: 10}, // two cores
+	} {
+		if got := usualSeconds(one.wall, one.cpu, one.slowdown); got != one.want {
+			t.Errorf("%+v: got %v", one, got)
+		}
+	}
+	if got := slowdown(); got < 1 {
+		t.Errorf("the machine is %v times slower than usual", got)
 	}
 }
 
