@@ -85,10 +85,10 @@
 //	go test ./cmd/eventhub/model -run '^TestSoak$' -soak.for=20m -soak.seed=7 -v -timeout 0
 //
 // It measures how many events a second two groups on each of two topics follow, over WebSockets,
-// and goes on with half of that. Clients come and go meanwhile: members of the same groups that
-// leave in good order, that break off while they hold events, that read server-sent events, and
-// that pull. The seed selects a hub and a node whose processes no fault ends, so that there are
-// long lives to look at.
+// and goes on with half of that; its short form, of 2 s, has a fixed rate. Clients come and go
+// meanwhile: members of the same groups that leave in good order, that break off while they hold
+// events, that read server-sent events, and that pull. The seed selects a hub and a node whose
+// processes no fault ends, so that there are long lives to look at.
 //
 // A ledger of bounded memory numbers the events of each publisher. Each confirmed event must come
 // to each group, and after each fault the groups must catch up within 90 s. Samples of all
