@@ -2,7 +2,6 @@ package facade_test
 
 import (
 	"testing"
-	"time"
 
 	"eventhub/acl"
 )
@@ -70,9 +69,12 @@ func TestBroadcastFollowsTheToken(t *testing.T) {
 	p.send(`{"op":"UNSUBSCRIBE","topic":"u","opts":{"mode":"broadcast"},"corr":10}`)
 	p.next("ERR", "not_subscribed")
 
-	q := r.dial(t)
-	q.auth(ending(t, time.Now().Add(1500*time.Millisecond), "subscribe:t"))
-	q.follow("t", "")
+	var q *peer
+	shortLived(t, func(token string) bool {
+		q = r.dial(t)
+		return q.outcome(`{"op":"AUTH","token":"`+token+`"}`) == "OK" &&
+			q.outcome(`{"op":"SUBSCRIBE","topic":"t","opts":{"mode":"broadcast"}}`) == "OK"
+	}, "subscribe:t")
 	q.next("ERR", "token_expired")
 	q.wantClose(4003)
 }

@@ -293,7 +293,12 @@ func TestBroadcastStreamAsksThePolicy(t *testing.T) {
 			t.Errorf("with %s: %d %s", scope, a.status, a.text)
 		}
 	}
-	s, _ := r.listen(t, "t", "", "Authorization", "Bearer "+ending(t, time.Now().Add(1500*time.Millisecond), "subscribe:t"))
+	var s *sse
+	shortLived(t, func(token string) bool {
+		s, _ = r.tryStream(t, "/broadcast/t", "Authorization", "Bearer "+token)
+		return s != nil
+	}, "subscribe:t")
+	s.frame("subscribed")
 	if f, _ := s.frame("error"); f.Code != "token_expired" {
 		t.Errorf("got %+v", f)
 	}

@@ -373,6 +373,15 @@ func TestExportTombstones(t *testing.T) {
 // holds little.
 func (r *rig) begin(ctx context.Context, t *testing.T, path, token string) io.ReadCloser {
 	t.Helper()
+	body, status := r.tryBegin(ctx, t, path, token)
+	if status != http.StatusOK {
+		t.Fatalf("%s: %d", path, status)
+	}
+	return body
+}
+
+func (r *rig) tryBegin(ctx context.Context, t *testing.T, path, token string) (body io.ReadCloser, status int) {
+	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.http.URL+path, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -391,10 +400,7 @@ func (r *rig) begin(ctx context.Context, t *testing.T, path, token string) io.Re
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = res.Body.Close() })
-	if res.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %d", path, res.StatusCode)
-	}
-	return res.Body
+	return res.Body, res.StatusCode
 }
 
 // watched is a rig on a NATS server of its own, whose consumers can be counted.
@@ -477,12 +483,13 @@ func TestExportTokenExpires(t *testing.T) {
 	t.Parallel()
 	r := newWatched(t, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(newVerifier(t)) })
 	r.bigTopic(t, "expiring")
-	token := ending(t, time.Now().Add(1500*time.Millisecond), "subscribe:expiring")
-	body := r.begin(t.Context(), t, "/export?topic=expiring&ndjson=1", token)
-	in := bufio.NewReader(body)
-	if _, err := in.ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
+	var in *bufio.Reader
+	shortLived(t, func(token string) bool {
+		body, status := r.tryBegin(t.Context(), t, "/export?topic=expiring&ndjson=1", token)
+		in = bufio.NewReader(body)
+		_, err := in.ReadString('\n')
+		return status == http.StatusOK && err == nil
+	}, "subscribe:expiring")
 	eventually(t, "the answer ends", func() bool { return r.consumers(t, "expiring") == 0 })
 	if _, err := io.Copy(io.Discard, in); err == nil {
 		t.Error("the answer ended as if it were whole")
