@@ -404,7 +404,8 @@ func TestPlacesAfterAnElection(t *testing.T) {
 func TestReplicasChangeLive(t *testing.T) {
 	t.Parallel()
 	url := threeServers(t)
-	b := open(t, Config{URL: url, Topics: stateful})
+	// What a change of leader loses may come again after twice AckWait only.
+	b := open(t, Config{URL: url, Topics: stateful, AckWait: 5 * time.Second})
 	publish(t, b, "orders", "0")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
