@@ -33,35 +33,57 @@ func again[T any](ctx context.Context, ask func(context.Context) (T, error)) (T,
 // JetStream does not answer a question about a stream or a consumer that has no leader in that
 // moment, not even once there is a leader: a client that asked once would wait in vain. To make a
 // stream or a consumer that is there already with the same settings is no error.
+//
+// The caller asks first, itself: handing the question to a goroutine and the answer back costs more
+// than a read of one key may, where wake-ups are slow.
 func askAgain[T any](ctx context.Context, limit time.Duration, ask func(context.Context) (T, error)) (T, error) {
-	type answer struct {
-		value T
-		err   error
-	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var (
+		mu       sync.Mutex
+		answered bool
+		value    T
+		err      error
+	)
+	question := func() {
+		v, failed := ask(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		if !answered && ctx.Err() == nil {
+			answered, value, err = true, v, failed
+			cancel()
+		}
+	}
+	repeated := make(chan struct{})
+	repeat := time.AfterFunc(askFirst, func() {
+		defer close(repeated)
+		repeatUntil(ctx, question)
+	})
+	question()
+	if !repeat.Stop() {
+		<-repeated
+	}
+	if !answered {
+		return value, ctx.Err()
+	}
+	return value, err
+}
+
+// repeatUntil asks, then asks again at growing intervals until ctx ends. It waits for them.
+func repeatUntil(ctx context.Context, question func()) {
 	var asking sync.WaitGroup
 	defer asking.Wait()
-	defer cancel()
-	answers := make(chan answer)
 	wait := askFirst
-	next := time.NewTimer(wait)
+	next := time.NewTimer(0)
 	defer next.Stop()
 	for {
-		asking.Go(func() {
-			value, err := ask(ctx)
-			select {
-			case answers <- answer{value, err}:
-			case <-ctx.Done():
-			}
-		})
 		select {
-		case a := <-answers:
-			return a.value, a.err
 		case <-next.C:
+			asking.Go(question)
 			wait = min(2*wait, askMax)
 			next.Reset(wait)
 		case <-ctx.Done():
-			return *new(T), ctx.Err()
+			return
 		}
 	}
 }
