@@ -188,20 +188,23 @@ func TestRepliesWithoutCorrKeepTheOrder(t *testing.T) {
 			t.Fatal(i, got)
 		}
 	}
-	const rounds = 200
-	var frames []string
-	for i := range rounds {
-		frames = append(frames, `{"op":"PUBLISH","topic":"a","opts":{"id":"a`+strconv.Itoa(i)+`"}}`,
-			`{"op":"ACK","topic":"t","group":"g","id":"x"}`, `nonsense`,
-			`{"op":"PUBLISH","topic":"b","opts":{"id":"b`+strconv.Itoa(i)+`"}}`,
-			`{"op":"MODACK","topic":"t","group":"g","id":"x"}`)
-	}
-	got := c.timed(true, frames...)
-	for i := range rounds {
-		n := strconv.Itoa(i)
-		for k, want := range []string{"OK a" + n, "OK ", "bad_json ", "OK b" + n, "unknown_id "} {
-			if is := got[5*i+k].outcome() + " " + got[5*i+k].ID; is != want {
-				t.Fatalf("reply %d of round %d is %q, want %q", k, i, is, want)
+	const rounds, together = 200, 20 // each frame waits for all before it that were sent together
+	for first := 0; first < rounds; first += together {
+		var frames []string
+		for i := range together {
+			n := strconv.Itoa(first + i)
+			frames = append(frames, `{"op":"PUBLISH","topic":"a","opts":{"id":"a`+n+`"}}`,
+				`{"op":"ACK","topic":"t","group":"g","id":"x"}`, `nonsense`,
+				`{"op":"PUBLISH","topic":"b","opts":{"id":"b`+n+`"}}`,
+				`{"op":"MODACK","topic":"t","group":"g","id":"x"}`)
+		}
+		got := c.timed(true, frames...)
+		for i := range together {
+			n := strconv.Itoa(first + i)
+			for k, want := range []string{"OK a" + n, "OK ", "bad_json ", "OK b" + n, "unknown_id "} {
+				if is := got[5*i+k].outcome() + " " + got[5*i+k].ID; is != want {
+					t.Fatalf("reply %d of round %s is %q, want %q", k, n, is, want)
+				}
 			}
 		}
 	}
