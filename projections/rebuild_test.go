@@ -67,11 +67,14 @@ func newRebuildRig(t *testing.T) *rebuildRig {
 			}
 		}
 	})
-	r.quiet = sync.OnceFunc(func() {
-		close(stop)
-		wg.Wait()
-		s.flush(t)
-	})
+	var once sync.Once // OnceFunc would turn the end of a test that fails here into a panic
+	r.quiet = func() {
+		once.Do(func() {
+			close(stop)
+			wg.Wait()
+			s.flush(t)
+		})
+	}
 	t.Cleanup(r.quiet)
 	return r
 }
