@@ -69,21 +69,16 @@ func askAgain[T any](ctx context.Context, limit time.Duration, ask func(context.
 	return value, err
 }
 
-// repeatUntil asks, then asks again at growing intervals until ctx ends. It waits for them.
+// repeatUntil asks, then asks again at growing intervals until ctx ends. It waits for all answers.
 func repeatUntil(ctx context.Context, question func()) {
 	var asking sync.WaitGroup
 	defer asking.Wait()
-	wait := askFirst
-	next := time.NewTimer(0)
-	defer next.Stop()
-	for {
+	for wait := askFirst; ctx.Err() == nil; {
+		asking.Go(question)
+		wait = min(2*wait, askMax)
 		select {
-		case <-next.C:
-			asking.Go(question)
-			wait = min(2*wait, askMax)
-			next.Reset(wait)
+		case <-time.After(wait):
 		case <-ctx.Done():
-			return
 		}
 	}
 }

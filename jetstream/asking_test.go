@@ -55,7 +55,7 @@ func TestAskAgain(t *testing.T) {
 	}
 }
 
-// What its caller ends, askAgain ends at once.
+// askAgain ends as soon as the context of its caller does.
 func TestAskAgainUntilItsCallerEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
