@@ -408,8 +408,11 @@ func firstByte(raw []byte) byte {
 	return raw[0]
 }
 
-// kind returns the type of a valid value, for messages.
+// kind returns the type of a valid value, for messages. An absent value is missing.
 func kind(raw []byte) string {
+	if len(raw) == 0 {
+		return "missing"
+	}
 	switch raw[0] {
 	case '"':
 		return "a string"

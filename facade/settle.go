@@ -62,7 +62,8 @@ func (s *Server) serveSettle(w http.ResponseWriter, r *http.Request) {
 	s.answerSettle(w, settleNames[what.Op], texts, errs)
 }
 
-// parseSettle reads the body of a settlement. The fields mean what they mean in frames.
+// parseSettle reads the body of a settlement. The fields mean what they mean in frames, except that
+// a reason or an extend_ms of the wrong type is refused: frames have always ignored it.
 func parseSettle(body []byte, what *jetstream.Settlement) (texts []string, fail *fault) {
 	var acks, reason, wait, extend []byte
 	for walk := jsonscan.Walk(body, 0); walk.Next(); {
@@ -79,6 +80,12 @@ func parseSettle(body []byte, what *jetstream.Settlement) (texts []string, fail 
 	}
 	if !isArray(acks) {
 		return nil, &fault{code: codeBadOptions, msg: "ack must be an array of handles, not " + kind(acks) + "."}
+	}
+	if what.Op == jetstream.SettleNack && !missing(reason) && !isString(reason) {
+		return nil, &fault{code: codeBadOptions, msg: "reason must be a string, not " + kind(reason) + "."}
+	}
+	if what.Op == jetstream.SettleExtend && !missing(extend) && !isNumber(extend) {
+		return nil, &fault{code: codeBadOptions, msg: "extend_ms must be a number, not " + kind(extend) + "."}
 	}
 	for walk := jsonscan.Walk(acks, 0); walk.Next(); {
 		if !isString(walk.Value) {

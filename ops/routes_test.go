@@ -122,22 +122,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 // also those that do something. Open routes answer the same whatever the query, so that probes and
 // browsers may add one. A Prometheus may do so at /metrics.
 func TestRoutesRefuseUnknownParameters(t *testing.T) {
-	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = bus.Close() })
-	verifier := newVerifier(t)
-	guard := Guard{Tokens: verifier}
-	s := New(Config{
-		Bus: bus, Registry: prometheus.NewRegistry(), Guard: guard, Metrics: &guard, Status: facade.StatusOf, Groups: bus, Events: bus, Follow: following(t, bus, verifier), Topics: TopicsOf(bus),
-		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(), Outboxes: parkedBox{},
-		Backups: &Backups{Write: func(context.Context, io.Writer, func() error) error { return nil }},
-		Revocations: &Revocations{Revoke: func(context.Context, acl.Revocation) (acl.Revocation, error) {
-			t.Error("a token was revoked")
-			return acl.Revocation{}, nil
-		}},
-	})
+	s := allServed(t)
 	h := apitest.Handler(t, apitest.Operators, s.handler)
 	asked := 0
 	for _, at := range s.routes() {
@@ -163,6 +148,67 @@ func TestRoutesRefuseUnknownParameters(t *testing.T) {
 	}
 	if asked < 25 {
 		t.Errorf("%d routes were asked", asked)
+	}
+}
+
+// allServed returns a server of all routes on a real bus. Revoking a token fails the test.
+func allServed(t *testing.T) *Server {
+	t.Helper()
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bus.Close() })
+	verifier := newVerifier(t)
+	guard := Guard{Tokens: verifier}
+	return New(Config{
+		Bus: bus, Registry: prometheus.NewRegistry(), Guard: guard, Metrics: &guard, Status: facade.StatusOf, Groups: bus, Events: bus, Follow: following(t, bus, verifier), Topics: TopicsOf(bus),
+		DeadLetters: bus.Admin().DeadLetters(), Connections: noConnections{}, NATS: bus.Admin().NATS(), Outboxes: parkedBox{},
+		Backups: &Backups{Write: func(context.Context, io.Writer, func() error) error { return nil }},
+		Revocations: &Revocations{Revoke: func(context.Context, acl.Revocation) (acl.Revocation, error) {
+			t.Error("a token was revoked")
+			return acl.Revocation{}, nil
+		}},
+	})
+}
+
+// TestMutatedRequests sends every route that takes more than a path requests that are wrong in one
+// place. Each request is answered, and none is taken for a fault of the hub.
+func TestMutatedRequests(t *testing.T) {
+	s := allServed(t)
+	s.cfg.Revocations.Revoke = func(_ context.Context, r acl.Revocation) (acl.Revocation, error) { return r, nil }
+	bodies := map[string]string{
+		"POST /publish/{topic}":              `{"payload":{"a":1},"key":"k","headers":{"a":"b"},"id":"i"}`,
+		"PUT /groups/{topic}/{group}/cursor": `{"to":"ts","ts":1,"afterId":"i","n":1,"name":"b","dry_run":true}`,
+		"POST /topics/{topic}/purge":         `{"all":true,"before_ts":1,"through_id":"i","needed":true,"dry_run":true,"bound":"b"}`,
+		"POST /revocations":                  `{"jti":"i","sub":"s","issued_before":1,"until":1}`,
+	}
+	asked := 0
+	for _, at := range apitest.Routes(t, apitest.Operators) {
+		path := strings.NewReplacer("{topic}", "a.b", "{group}", "g", "{name}", "n", "{id}", "i", "{file}", "app.js").Replace(at.Path)
+		ask := func(target, body string) {
+			asked++
+			w := askBody(s.handler, at.Method, target, "Bearer own", body)
+			if w.Code >= http.StatusInternalServerError {
+				t.Errorf("%s %s %s: %d %s", at.Method, target, body, w.Code, w.Body)
+			}
+		}
+		if at.Path != "/follow/{topic}" { // an answer without an end
+			for _, query := range at.Queries(nil) {
+				ask(path+query, "")
+			}
+		}
+		name := at.Method + " " + at.Path
+		if bodies[name] == "" {
+			continue
+		}
+		for _, body := range apitest.Mutations(t, bodies[name]) {
+			ask(path, body)
+		}
+		delete(bodies, name)
+	}
+	if len(bodies) > 0 || asked < 1000 {
+		t.Errorf("%d requests, and none of %v", asked, bodies)
 	}
 }
 
