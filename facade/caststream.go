@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
 	"net/url"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +15,7 @@ import (
 	"eventhub/facade/textmsg"
 	"eventhub/jetstream"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/panics"
 )
 
 // castParams are the parameters of GET /broadcast/{topic}: the options of a SUBSCRIBE.
@@ -245,7 +244,7 @@ func (o *castStream) call(f func()) {
 	o.calls.Go(func() {
 		defer func() {
 			if p := recover(); p != nil {
-				o.srv.log.Error("recovered from a panic in a broadcast; ending its stream", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+				panics.Note(o.srv.log, "broadcast", p)
 				o.end(websocket.StatusInternalError)
 			}
 		}()

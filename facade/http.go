@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/panics"
 )
 
 // HTTP returns the handler of the HTTP API (protocol section 4). Mount it on a server with a
@@ -81,17 +82,36 @@ func (w *statusWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
+func (w *statusWriter) Write(b []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	return w.ResponseWriter.Write(b)
+}
+
 // Unwrap lets http.ResponseController reach the connection.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
+// observe counts requests, and answers those whose handler panics.
 func (s *Server) observe(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sw := &statusWriter{ResponseWriter: w}
-		defer func() {
+		defer func() { //nolint:contextcheck // refuse needs no context
+			cause := recover()
+			if cause != nil && cause != http.ErrAbortHandler { //nolint:errorlint // net/http compares so, too
+				panics.Note(s.log, r.Method+" "+chi.RouteContext(r.Context()).RoutePattern(), cause)
+				if sw.status == 0 {
+					s.refuse(sw, &fault{code: codeInternal, msg: "The hub failed to serve the request."})
+					cause = nil
+				}
+			}
 			if sw.status == 0 {
 				sw.status = http.StatusOK
 			}
 			s.cfg.Observer.RequestServed(sw.status)
+			if cause != nil {
+				panic(http.ErrAbortHandler) // cuts the answer that has begun
+			}
 		}()
 		next.ServeHTTP(sw, r)
 	})

@@ -5,13 +5,14 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
+
+	"eventhub/jetstream/panics"
 )
 
 const (
@@ -157,7 +158,7 @@ func (s *session) readAll() {
 // in a handler of net/http does.
 func (s *session) survive() {
 	if p := recover(); p != nil {
-		s.srv.log.Error("recovered from a panic while executing a frame; closing the connection", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+		panics.Note(s.srv.log, "frame", p)
 		s.out.shut(websocket.StatusInternalError)
 	}
 }

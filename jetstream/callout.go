@@ -17,6 +17,8 @@ import (
 	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
+
+	"eventhub/jetstream/panics"
 )
 
 const (
@@ -272,7 +274,8 @@ func (c *Callouts) receive(m *nats.Msg) {
 		defer func() { <-c.places }()
 		ctx, cancel := context.WithTimeout(c.ctx, calloutWait)
 		defer cancel()
-		if err := c.answer(ctx, m); err != nil && c.ctx.Err() == nil {
+		err := panics.Call(c.bus.log, "auth callout", func() error { return c.answer(ctx, m) })
+		if err != nil && c.ctx.Err() == nil {
 			c.cfg.Counted(CalloutFailed)
 			c.bus.log.WarnContext(ctx, "failed to answer an auth callout", slog.Any("error", err))
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/panics"
 	"eventhub/jetstream/quota"
 )
 
@@ -102,11 +103,17 @@ func (h *handles) ask(ctx context.Context, hub string, handles []Handle, which [
 // listen takes what other hubs forward, over all connections: one of them may be cut.
 func (h *handles) listen() error {
 	for _, l := range h.bus.links {
-		if _, err := l.nc.QueueSubscribe(hubInbox+h.hub, "hub", h.receive); err != nil {
+		if _, err := l.nc.QueueSubscribe(hubInbox+h.hub, "hub", h.bus.surviving("settlement of another hub", h.receive)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// surviving returns a handler of questions over NATS whose panics leave a question without an
+// answer.
+func (b *Bus) surviving(name string, answer nats.MsgHandler) nats.MsgHandler {
+	return func(m *nats.Msg) { panics.Run(b.log, name, func() { answer(m) }) }
 }
 
 // receive settles what another hub forwards. It does not block. A request that it cannot trust gets

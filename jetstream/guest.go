@@ -130,7 +130,7 @@ func guestRight(f *fence) time.Duration { return (f.ackWait - f.usable) / 2 }
 // listenOrders takes requests for sessions, over all connections.
 func (b *Bus) listenOrders() error {
 	for _, l := range b.links {
-		if _, err := l.nc.QueueSubscribe(hubInbox+b.handles.hub+hostSubject, "hub", func(m *nats.Msg) { b.welcome(l, m) }); err != nil {
+		if _, err := l.nc.QueueSubscribe(hubInbox+b.handles.hub+hostSubject, "hub", b.surviving("session of an ordered group", func(m *nats.Msg) { b.welcome(l, m) })); err != nil {
 			return err
 		}
 	}

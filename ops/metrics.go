@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/panics"
 )
 
 // Limits on the number of series. They prevent clients with many topics or groups from filling the
@@ -152,6 +153,9 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 	for _, outcome := range []string{jetstream.CalloutAllowed, jetstream.CalloutRefused, jetstream.CalloutFailed, jetstream.CalloutKicked} {
 		m.native[outcome] = clients.WithLabelValues(outcome)
 	}
+	survived := define("eventhub_panics_total", counter)
+	reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: survived.name, Help: survived.help},
+		func() float64 { return float64(panics.Count()) }))
 	newGauge(reg, "eventhub_build_info").WithLabelValues(buildVersion(), runtime.Version()).Set(1)
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

@@ -87,6 +87,7 @@ var definitions = []definition{
 	{"eventhub_outbox_published_total", counter, "Records of an outbox that are in their stream.", boxLabels},
 	{"eventhub_outbox_settle_failures_total", counter, "Publish results of an outbox that failed to be saved, and lanes (a topic and key) whose results the database refused. The outbox tries again.", boxLabels},
 	{"eventhub_outbox_waiting", gauge, "1 while the database of an outbox cannot be used, so that its records wait, else 0.", boxLabels},
+	{"eventhub_panics_total", counter, "Panics that this process has survived, in requests, frames, questions over NATS, and functions of its users; the log has the stack of each.", nil},
 	{"eventhub_projected_total", counter, "Events that projections dealt with, by what became of them: applied, known, poisoned, or dropped because the topic of the states takes no more keys.", []string{"projection", "outcome"}},
 	{"eventhub_projection_stalled_seconds", gauge, "How long a projection of the hub itself has had events to project and has settled none, in seconds; 0 while it makes progress, and in the first 30 s.", []string{"projection"}},
 	{"eventhub_publish_duration_seconds", histogram, "Time from the sending of a publish to the stream's confirmation, in seconds.", topicLabels},

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"eventhub/jetstream/panics"
 )
 
 // Limits for request headers, on every port.
@@ -32,7 +34,7 @@ const hstsAge = 365 * 24 * time.Hour
 // newServer returns the server of a listener. It does not limit the running time of handlers.
 func newServer(handler http.Handler, room *waitingRoom, log *slog.Logger) *http.Server {
 	return &http.Server{
-		Handler:           bounded(handler),
+		Handler:           survives(bounded(handler), log),
 		ConnState:         room.track,
 		ConnContext:       withLengths,
 		ReadHeaderTimeout: headerTimeout, // also limits the TLS handshake
@@ -40,6 +42,21 @@ func newServer(handler http.Handler, room *waitingRoom, log *slog.Logger) *http.
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
+}
+
+// survives notes panics of handlers that let them through, and cuts the connection.
+func survives(next http.Handler, log *slog.Logger) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if cause := recover(); cause != nil {
+				if cause != http.ErrAbortHandler { //nolint:errorlint // net/http compares so, too
+					panics.Note(log, "request", cause)
+				}
+				panic(http.ErrAbortHandler)
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
 }
 
 // bounded prevents a client from holding a connection indefinitely. A client could announce a body

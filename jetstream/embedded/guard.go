@@ -13,6 +13,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/panics"
 )
 
 const (
@@ -103,7 +105,8 @@ func (g *guard) run() {
 			default:
 				g.wg.Go(func() {
 					defer func() { _ = conn.Close() }()
-					if err := g.serve(conn); err != nil {
+					err := panics.Call(g.server.cfg.Logger, "native client", func() error { return g.serve(conn) })
+					if err != nil {
 						g.server.cfg.Logger.Debug("a native client was disconnected", slog.Any("error", err))
 					}
 				})
@@ -189,7 +192,15 @@ func (g *guard) serve(client net.Conn) error {
 	}
 	_ = client.SetDeadline(time.Time{})
 	var down sync.WaitGroup
-	down.Go(func() { c.down(client, answers) })
+	down.Go(func() {
+		err := panics.Call(g.server.cfg.Logger, "answers to a native client", func() error {
+			c.down(client, answers)
+			return nil
+		})
+		if err != nil {
+			_ = client.Close()
+		}
+	})
 	err = c.up(client, server)
 	_ = server.Close()
 	down.Wait()

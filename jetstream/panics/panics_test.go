@@ -19,6 +19,7 @@ func TestCall(t *testing.T) {
 	if text.Len() > 0 {
 		t.Errorf("without a panic it logs %s", text.String())
 	}
+	before := Count()
 	for _, cause := range []any{"secret", errors.New("secret"), 7, nil} {
 		text.Reset()
 		err := Call(log, "Apply", func() error { panic(cause) })
@@ -28,6 +29,9 @@ func TestCall(t *testing.T) {
 		if got := text.String(); !strings.Contains(got, "TestCall") || !strings.Contains(got, "level=ERROR") || !strings.Contains(got, "func=Apply") {
 			t.Errorf("the log is %s", got)
 		}
+	}
+	if got := Count() - before; got != 4 {
+		t.Errorf("%d panics count", got)
 	}
 	if Is(own) || Is(nil) {
 		t.Error("an error that is no panic counts as one")
