@@ -120,6 +120,9 @@ func CloseCodes() []int {
 	for c := range closings {
 		all = append(all, int(c))
 	}
+	for _, c := range otherCloses {
+		all = append(all, int(c))
+	}
 	slices.Sort(all)
 	return all
 }
@@ -176,6 +179,10 @@ const (
 	// closeGiveUp is the first code of the second range.
 	closeGiveUp websocket.StatusCode = 4100
 )
+
+// otherCloses are the codes of RFC 6455 with which the hub closes a WebSocket: for a message that
+// is not UTF-8, and after a panic.
+var otherCloses = []websocket.StatusCode{websocket.StatusInvalidFramePayloadData, websocket.StatusInternalError}
 
 // A closing describes a close code.
 type closing struct {

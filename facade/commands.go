@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/coder/websocket"
 
@@ -33,6 +34,9 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 	s.srv.cfg.Observer.FrameReceived(opNames[f.op])
 	now := s.wire.readAt
 	switch {
+	case fail != nil && fail.code == codeBadJSON && !utf8.Valid(msg):
+		s.giveUp(websocket.StatusInvalidFramePayloadData)
+		return 0
 	case fail != nil && fail.code == codeBadJSON:
 	case s.principal == nil && f.op != opAuth:
 		s.fail(replyTo{corr: f.corr}, codeUnauthorized, unauthorized)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 )
 
 const (
@@ -31,9 +32,14 @@ const (
 	// opcodeBits masks the opcode in the first byte of a frame (RFC 6455, section 5.2).
 	opcodeBits  = 0x0f
 	opcodeClose = 0x08
+	// closeHead is how many bytes of a server's close frame precede the reason.
+	closeHead = 4
 	// maxPooled is the largest buffer, in bytes, that returns to the pool.
 	maxPooled = 1 << 20
 )
+
+// closeNotUTF8 is a close frame with the code 1007 and no reason.
+var closeNotUTF8 = []byte{0x80 | opcodeClose, 2, 1007 >> 8, 1007 & 0xff}
 
 // errStalled is returned by wire's writes when the peer has taken no byte for the stall time.
 var errStalled = errors.New("facade: write: the peer does not read")
@@ -157,8 +163,12 @@ func (w *wire) Write(p []byte) (int, error) {
 		return 0, w.err
 	}
 	// each frame comes in one Write, see controlBuffer
-	if len(p) > 0 && p[0]&opcodeBits == opcodeClose {
+	size := len(p)
+	if size > 0 && p[0]&opcodeBits == opcodeClose {
 		w.parting = true
+		if size > closeHead && !utf8.Valid(p[closeHead:]) { // the library echoes the peer's reason
+			p = closeNotUTF8
+		}
 	}
 	if w.buf == nil {
 		w.buf, _ = buffers.Get().(*[]byte)
@@ -166,12 +176,12 @@ func (w *wire) Write(p []byte) (int, error) {
 	*w.buf = append(*w.buf, p...)
 	w.written += int64(len(p))
 	if w.flushing {
-		return len(p), nil
+		return size, nil
 	}
 	if err := w.flushLocked(); err != nil {
 		return 0, err
 	}
-	return len(p), nil
+	return size, nil
 }
 
 // send hands whole messages to the kernel and does not keep p. It returns the offset on the wire at

@@ -51,10 +51,6 @@ const (
 // match exactly, the last of duplicate keys counts, unknown keys are ignored, and null counts as
 // missing.
 //
-// A text message that is not valid UTF-8 is bad_json, like any other text that is not JSON. RFC
-// 6455, section 8.1, would fail the connection with 1007. A client with one bad string would then
-// lose its leases, and would send the same string again after it reconnects.
-//
 // A frame can be reused for one message after the other, by one goroutine at a time. Its byte
 // slices are parts of the message or of a buffer of the frame. They are valid until the next cut
 // and must not be changed.

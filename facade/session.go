@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -321,7 +322,7 @@ func (s *session) end() {
 	s.cancel()
 	s.release()
 	var err error
-	if reason, ours := closings[c]; ours || c == websocket.StatusInternalError {
+	if reason, ours := closings[c]; ours || slices.Contains(otherCloses, c) {
 		name := reason.name
 		if c == closeDraining && s.wantsPause.Load() {
 			name += " retry_after_ms=" + strconv.FormatInt(s.srv.returns.pause().Milliseconds(), 10)

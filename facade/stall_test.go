@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
+
 	"eventhub/facade"
 	"eventhub/jetstream"
 )
@@ -47,28 +49,37 @@ func writeStalled(t *testing.T, stall time.Duration) (late time.Duration) {
 	return took - published - stall
 }
 
-// TestInvalidUTF8 sends text messages that are no UTF-8. They get bad_json, before AUTH and after
-// it, and the connection lives on.
+// TestInvalidUTF8 sends text messages, and reasons to close, that are no UTF-8. The hub closes the
+// connection as RFC 6455 (section 8.1) says, before AUTH and after it.
 func TestInvalidUTF8(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	c := dialRaw(t, r.ws.URL)
-	for range 2 {
+	for _, login := range []bool{false, true} {
 		for _, text := range []string{
 			"\xff", `{"op":"AUTH","token":"` + "\xc3" + `"}`, `{"op":"PUBLISH","topic":"t","payload":"` + "\xed\xa0\x80" + `","corr":1}`,
 			`{"op":"PUBLISH","topic":"t","payload":1,"` + "\xc0\xaf" + `":1}`,
 		} {
-			c.send(text)
-			if got := c.next(); got != `{"op":"ERR","code":"bad_json","msg":"Invalid JSON"}` {
-				t.Fatalf("%q: %s", text, got)
+			c := dialRaw(t, r.ws.URL)
+			if login {
+				c.send(`{"op":"AUTH","token":"` + rigToken + `"}`)
+				if got := c.next(); got != `{"op":"OK"}` {
+					t.Fatal(got)
+				}
 			}
-		}
-		c.send(`{"op":"AUTH","token":"` + rigToken + `"}`)
-		if got := c.next(); got != `{"op":"OK"}` {
-			t.Fatal(got)
+			c.send(text)
+			if got := c.closed(); got.Code != 1007 {
+				t.Errorf("%q: closed with %v", text, got)
+			}
 		}
 	}
 	if got := r.stored(t, "t"); len(got) > 0 {
 		t.Fatal("it was stored")
+	}
+	for reason, want := range map[string]int{"\xff": 1007, "bye \xc3": 1007, "bye é": 1000} {
+		c := dialRaw(t, r.ws.URL)
+		go func() { _ = c.ws.Close(websocket.StatusNormalClosure, reason) }()
+		if got := c.closed(); got.Code != want {
+			t.Errorf("a close frame with the reason %q: closed with %v, want %d", reason, got, want)
+		}
 	}
 }
