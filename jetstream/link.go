@@ -365,8 +365,14 @@ func (e *apiError) Error() string {
 	return fmt.Sprintf("nats: %s (code %d, err_code %d)", e.Description, e.Code, e.ErrCode)
 }
 
-// parsePubAck reads the answer without a decoder where it has the usual form
-// {"stream":"S","seq":N}.
+// strayedError says that a message was stored, and in which other stream.
+type strayedError struct{ stream string }
+
+func (e *strayedError) Error() string { return "the stream " + e.stream + " took the message" }
+
+// parsePubAck reads the answer of a stream without a decoder where it has the usual form
+// {"stream":"S","seq":N}. Another stream than that one answers if the stream is gone and the other
+// was given its subject; the error is a *strayedError then.
 func parsePubAck(data []byte, stream string) (pubAck, error) {
 	const seq = `","seq":`
 	if rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`)); ok && len(rest) > len(stream) && string(rest[:len(stream)]) == stream {
@@ -387,6 +393,9 @@ func parsePubAck(data []byte, stream string) (pubAck, error) {
 	}
 	if ack.Error != nil {
 		return pubAck{}, ack.Error
+	}
+	if ack.Stream != stream {
+		return pubAck{}, &strayedError{ack.Stream}
 	}
 	return ack, nil
 }

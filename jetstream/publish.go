@@ -442,6 +442,12 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}
+	if strayed, ok := errors.AsType[*strayedError](err); ok {
+		b.forget(t.stream) // the next publish looks where the topic is
+		b.log.Error("another stream took an event: it has a subject of the topic, whose stream is gone",
+			slog.String("topic", t.name), slog.String("stream", t.stream.name), slog.String("other", strayed.stream))
+		return fail("the event was stored outside the topic, which has lost its stream: nothing is in the topic", err)
+	}
 	if err != nil {
 		return fail("the event store gave an answer that could not be read: the outcome is unknown", err)
 	}

@@ -396,7 +396,7 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	msg := &nats.Msg{Subject: t.bucket().subject(schemaKey(v.Topic, v.Version)), Data: value}
-	_, err = t.bus.js.PublishMsg(ctx, msg, natsjs.WithExpectLastSequencePerSubject(0))
+	_, err = t.bus.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().stream()), natsjs.WithExpectLastSequencePerSubject(0))
 	if errors.Is(movedOr(err), errGroupMoved) {
 		return errSchemaTaken
 	}
