@@ -190,14 +190,14 @@ func (cmd *dlqListCmd) list(ctx context.Context, hub *opsHub, q url.Values, need
 				return false, err
 			}
 		}
-		_, err := fmt.Fprintf(out, "%s  %-8d  %s  %s  %s  %s\n", clockTime(l.StoredTS), l.Attempts, cmp.Or(printable(l.Group), "-"), printable(l.ID), cmp.Or(printable(event.ID), "-"), cmp.Or(printable(l.Err), printable(l.Fault)))
+		_, err := fmt.Fprintf(out, "%s  %-8d  %s  %s  %s  %s\n", clockTime(l.StoredTS), l.Attempts, cmp.Or(unfolded(l.Group), "-"), unfolded(l.ID), cmp.Or(unfolded(event.ID), "-"), cmp.Or(unfolded(l.Err), unfolded(l.Fault)))
 		return n != limit, err
 	})
 }
 
-// printable is text of a client, for a terminal: on one line, without control characters.
-func printable(s string) string {
-	if strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
+// unfolded is text of a client without line breaks.
+func unfolded(s string) string {
+	if strings.ContainsAny(s, "\r\n") {
 		return strconv.Quote(s)
 	}
 	return s
@@ -388,7 +388,7 @@ func (cmd *changeFlags) run(ctx context.Context, hub *opsHub, q url.Values, what
 	last, err := cmd.ask(ctx, hub, q, what, func(l redrivenJSON) {
 		if now := time.Now(); !l.Ended && now.Sub(p.told) >= p.every {
 			p.told = now
-			p.show(bar(done, l, max(total, l.Matched), p.terminal))
+			p.show(bar(done, l, max(total, l.Matched), p.screen != nil))
 		}
 	})
 	p.clear()

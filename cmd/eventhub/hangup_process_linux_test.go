@@ -17,7 +17,7 @@ import (
 // A terminal that is closed ends a hub that was started in it, in good order: nothing is lost.
 func TestClosedTerminalEndsTheHubInGoodOrder(t *testing.T) {
 	t.Parallel()
-	screen, keyboard := terminal(t)
+	screen, keyboard := openTerminal(t)
 	hub := startNodeWith(t, func(cmd *exec.Cmd) {
 		cmd.Stdin = keyboard
 		// its standard input becomes its terminal
@@ -48,7 +48,7 @@ func TestClosedTerminalUnderNohup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	screen, keyboard := terminal(t)
+	screen, keyboard := openTerminal(t)
 	hub := startNodeWith(t, func(cmd *exec.Cmd) {
 		cmd.Stdin = keyboard
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -83,8 +83,8 @@ func TestReloadKeepsAHubWithoutATerminal(t *testing.T) {
 	hub.terminate()
 }
 
-// terminal opens a new terminal: the end that a window has, and the end that programs have.
-func terminal(t *testing.T) (screen, keyboard *os.File) {
+// openTerminal opens a new terminal: the end that a window has, and the end that programs have.
+func openTerminal(t *testing.T) (screen, keyboard *os.File) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {

@@ -197,7 +197,6 @@ func (im *importing) scan(ctx context.Context, topic string, known map[[16]byte]
 		q.Set("fromTs", strconv.FormatInt(*im.cmd.DedupeFromTS, 10))
 	}
 	told := newTally(im.told.out, "compared with "+topic+":")
-	told.terminal = im.told.terminal
 	x := &exporter{hub: im.hub, query: q, progress: told, line: func(lines []byte) error {
 		for text := range bytes.Lines(lines) {
 			var r struct {

@@ -37,10 +37,15 @@ func main() {
 		signal.Reset(os.Interrupt, syscall.SIGTERM)
 		stop()
 	}()
-	os.Exit(run(ctx, os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
+	std := streams{in: os.Stdin, out: toTerminal(os.Stdout), err: toTerminal(os.Stderr)}
+	code := run(ctx, os.Args[1:], std)
+	flush(std.out)
+	flush(std.err)
+	os.Exit(code)
 }
 
-// streams are the standard streams of a command.
+// streams are the standard streams of a command. A terminal escapes what it is given, so that a
+// command may write what other clients have sent.
 type streams struct {
 	in  io.Reader
 	out io.Writer
@@ -84,10 +89,11 @@ type exited int
 // failure as one line on the error stream.
 func run(ctx context.Context, args []string, std streams) (code int) {
 	var cmds commands
+	help, _ := screenOf(std.out) // kong asks an *os.File for its width
 	parser, err := kong.New(&cmds,
 		kong.Name("eventhub"),
 		kong.Description("An event bus for browsers and scripts on NATS JetStream."),
-		kong.Writers(std.out, std.err),
+		kong.Writers(help, std.err),
 		kong.Exit(func(code int) { panic(exited(code)) }),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(std),

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 )
@@ -17,13 +16,13 @@ const (
 // tally reports how far a command has come: on a terminal as a line that changes, otherwise as
 // a line from time to time. It is for one goroutine.
 type tally struct {
-	out      io.Writer
-	what     string
-	terminal bool
-	every    time.Duration
-	began    time.Time
-	told     time.Time
-	width    int // of the line on the terminal
+	out    io.Writer
+	screen io.Writer // takes control sequences; nil unless out is a terminal
+	what   string
+	every  time.Duration
+	began  time.Time
+	told   time.Time
+	width  int // of the line on the terminal
 
 	events int
 	bytes  int64
@@ -32,10 +31,8 @@ type tally struct {
 // newTally reports to out. what names what is counted, such as "exported".
 func newTally(out io.Writer, what string) *tally {
 	p := &tally{out: out, what: what, every: tallyPlain, began: time.Now()}
-	if f, ok := out.(*os.File); ok {
-		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-			p.terminal, p.every = true, tallyTerminal
-		}
+	if screen, is := screenOf(out); is {
+		p.screen, p.every = screen, tallyTerminal
 	}
 	p.told = p.began
 	return p
@@ -57,11 +54,12 @@ func (p *tally) line(now time.Time) string {
 }
 
 func (p *tally) show(line string) {
-	if !p.terminal {
+	if p.screen == nil {
 		_, _ = fmt.Fprintln(p.out, "eventhub: "+line)
 		return
 	}
-	_, _ = fmt.Fprint(p.out, "\r"+line+strings.Repeat(" ", max(p.width-len(line), 0)))
+	_, _ = io.WriteString(p.screen, "\r")
+	_, _ = io.WriteString(p.out, line+strings.Repeat(" ", max(p.width-len(line), 0)))
 	p.width = len(line)
 }
 
@@ -73,7 +71,7 @@ func (p *tally) say(text string) {
 
 func (p *tally) clear() {
 	if p.width > 0 {
-		_, _ = fmt.Fprint(p.out, "\r"+strings.Repeat(" ", p.width)+"\r")
+		_, _ = io.WriteString(p.screen, "\r"+strings.Repeat(" ", p.width)+"\r")
 		p.width = 0
 	}
 }
@@ -87,7 +85,7 @@ func (p *tally) portion(done, all uint64) {
 	if now := time.Now(); now.Sub(p.told) >= p.every {
 		p.told = now
 		line := fmt.Sprintf("%s %d of %d messages", p.what, done, all)
-		if p.terminal && all > 0 {
+		if p.screen != nil && all > 0 {
 			line = meter(int(min(done, all)), int(all)) + line //nolint:gosec // counts
 		}
 		p.show(line)

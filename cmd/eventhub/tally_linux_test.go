@@ -19,7 +19,7 @@ func TestProgressOnATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = screen.Close() })
-	p := newTally(terminal, "exported")
+	p := newTally(toTerminal(terminal), "exported")
 	if p.every != tallyTerminal {
 		t.Errorf("a report each %v", p.every)
 	}

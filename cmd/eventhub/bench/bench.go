@@ -29,8 +29,9 @@ const stallAfter = 30 * time.Second
 type Env struct {
 	Out io.Writer // receives results
 	Err io.Writer // receives progress messages
-	// Progress enables progress messages, for when Err is a terminal.
-	Progress bool
+	// Screen receives the control sequences of progress messages, if Err is a terminal. Nil
+	// disables progress messages.
+	Screen io.Writer
 	// FindToken returns the token for the hub at url: given, if not empty, or the token in the data
 	// directory.
 	FindToken func(url, given, data string) (string, error)

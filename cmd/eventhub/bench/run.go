@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -188,7 +189,7 @@ func (b *run) remove(ctx context.Context, via, topic string) error {
 
 // progress shows the current work and its duration until stop is called.
 func (b *run) progress(what string) (stop func()) {
-	if !b.env.Progress || b.target.JSON {
+	if b.env.Screen == nil || b.target.JSON {
 		return func() {}
 	}
 	over, ended := make(chan struct{}), make(chan struct{})
@@ -198,11 +199,12 @@ func (b *run) progress(what string) (stop func()) {
 		ticker := time.NewTicker(time.Second)
 		defer ticker.Stop()
 		for {
-			_, _ = fmt.Fprintf(b.env.Err, "\r%s: %.0f s ", what, time.Since(begin).Seconds())
+			_, _ = io.WriteString(b.env.Screen, "\r")
+			_, _ = fmt.Fprintf(b.env.Err, "%s: %.0f s ", what, time.Since(begin).Seconds())
 			select {
 			case <-ticker.C:
 			case <-over:
-				_, _ = fmt.Fprint(b.env.Err, "\r\x1b[K")
+				_, _ = io.WriteString(b.env.Screen, "\r\x1b[K")
 				return
 			}
 		}
