@@ -406,7 +406,7 @@ func (s *session) failBus(to replyTo, err error, otherwise code, msg string) {
 // errors that are not meant for clients.
 func busFault(err error, otherwise code, msg string) *fault {
 	if known, ok := errors.AsType[*jetstream.Error](err); ok {
-		return &fault{code: code(known.Code), msg: known.Msg, tooLarge: errors.Is(err, jetstream.ErrTooLarge), permanent: known.Permanent}
+		return &fault{code: code(known.Code), msg: known.Msg, tooLarge: errors.Is(err, jetstream.ErrTooLarge), permanent: known.Permanent, wait: known.Wait}
 	}
 	return &fault{code: otherwise, msg: msg}
 }

@@ -249,7 +249,8 @@ type Limits struct {
 	// default 256 KiB and 16 MiB. DeadLetterShare ("dead_letter_share") is how many it may cause in
 	// 30 days: default 1 GiB. Beyond the limits, dead letters wait, and their events are not
 	// delivered again meanwhile. Dead letters of one client that wait are at most half of
-	// DeadLetters. Subscriptions that count for nobody have no such limits.
+	// DeadLetters. Subscriptions that count for nobody have no such limits. What a client publishes
+	// to dlq topics counts with its dead letters, and is refused with rate_limited beyond them.
 	DeadLetterRate, DeadLetterBurst, DeadLetterShare int
 	// PutBack ("put_back") is the most dead-lettered events that were put back to one group and are
 	// not settled: default 100,000. Beyond the limit, a redrive to the group ends with overloaded.

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -245,13 +246,36 @@ func (q *deadLetters) putOff(l *deadLetter, began int64) {
 	})
 }
 
+// deadRation is what a client may cause of dead letters, in bytes.
+type deadRation struct {
+	limit string // its name
+	set   *quota.Set
+}
+
+func (q *deadLetters) rations() [2]deadRation {
+	return [...]deadRation{{"dead_letter_rate", q.rates}, {"dead_letter_share", q.shares}}
+}
+
+// admit counts an event that a client itself publishes to a dlq topic, or returns the refusal. ""
+// and clients that nobody named have no ration.
+func (q *deadLetters) admit(client string, size int) error {
+	if client == "" || strings.HasPrefix(client, ownClient) {
+		return nil
+	}
+	for _, r := range q.rations() {
+		if wait, back := r.set.Reserve(client, size+deadOverhead); wait > 0 {
+			back()
+			q.bus.obs.LimitReached(r.limit)
+			return &Error{Code: CodeRateLimited, Msg: "this client has caused as many bytes of dead letters as it may (" + r.limit + "): nothing was stored, try again later", Wait: wait}
+		}
+	}
+	return nil
+}
+
 // rationLocked has a letter carried when it is its client's turn.
 func (q *deadLetters) rationLocked(l *deadLetter, client string) {
 	var wait time.Duration
-	for _, r := range []struct {
-		limit string
-		set   *quota.Set
-	}{{"dead_letter_rate", q.rates}, {"dead_letter_share", q.shares}} {
+	for _, r := range q.rations() {
 		w, back := r.set.Reserve(client, l.d.size+deadOverhead)
 		l.ration = append(l.ration, back)
 		if w > 0 {

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
@@ -32,6 +33,8 @@ type Error struct {
 	// Permanent reports that the same request fails again, although Code is one of those that may
 	// succeed later.
 	Permanent bool
+	// Wait is the time after which the same request may succeed; 0 when unknown.
+	Wait time.Duration
 	// Err is the cause, or nil.
 	Err error
 }

@@ -219,7 +219,7 @@ func (f *LetterFilter) validate() error {
 		if err := ValidTopic(f.Topic); err != nil {
 			return err
 		}
-		if f.Topic == "dlq" || strings.HasPrefix(f.Topic, dlqPrefix) {
+		if isDead(f.Topic) {
 			return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("topic %s holds dead letters, and has none of its own: name the topic whose events failed", f.Topic)}
 		}
 	}

@@ -169,6 +169,11 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 			t.obs.SchemaBroken(false)
 		}
 	}
+	if t.dead {
+		if err := p.bus.dead.admit(cmp.Or(opts.CountFor, p.client), len(payload)); err != nil {
+			return err
+		}
+	}
 	if t.derived != nil {
 		if err := t.derived.admit(payload, cmp.Or(opts.CountFor, p.client)); err != nil {
 			return err

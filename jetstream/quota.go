@@ -33,11 +33,15 @@ func newRation(b *Bus, limit, what string, burst int) *ration {
 // take counts one thing that the client is about to bring into being, or returns the refusal. "" is
 // the hub itself, which has no ration.
 func (r *ration) take(client string) error {
-	if client == "" || r.set.Take(client) == 0 {
+	if client == "" {
+		return nil
+	}
+	wait := r.set.Take(client)
+	if wait == 0 {
 		return nil
 	}
 	r.bus.obs.LimitReached(r.limit)
-	return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new %s, which is its limit: one more is allowed every %v", r.burst, r.what, newRefill)}
+	return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new %s, which is its limit: one more is allowed every %v", r.burst, r.what, newRefill), Wait: wait}
 }
 
 // unnamed is a name for a client that nobody named.

@@ -13,6 +13,9 @@ import (
 // dlqPrefix begins the topics that dead letters go to.
 const dlqPrefix = native.DeadLetterPrefix
 
+// isDead reports whether a topic is one of dead letters.
+func isDead(topic string) bool { return topic+"." == dlqPrefix || strings.HasPrefix(topic, dlqPrefix) }
+
 // defaultSnapshotEvery is the interval of SnapshotRule.Every 0.
 const defaultSnapshotEvery = 30 * time.Second
 

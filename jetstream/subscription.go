@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -605,6 +604,5 @@ func (s *Subscription) moved(key string, to *generation) {
 
 // lastAttempt reports whether a failure of d dead-letters it.
 func (s *Subscription) lastAttempt(d *Delivery) bool {
-	return s.opts.MaxAttempts != NeverGiveUp && d.Attempt >= s.opts.MaxAttempts && d.begun &&
-		d.Event.Topic != "dlq" && !strings.HasPrefix(d.Event.Topic, dlqPrefix)
+	return s.opts.MaxAttempts != NeverGiveUp && d.Attempt >= s.opts.MaxAttempts && d.begun && !isDead(d.Event.Topic)
 }

@@ -47,6 +47,7 @@ type topicInfo struct {
 
 	bucket     *bucket // nil unless the topic is compacted
 	keys       *keySet // of the bucket; nil for reads
+	dead       bool    // it is one of dead letters
 	putBack    bool    // it is the copies that were put back to one group
 	derived    *derivedKeys
 	maxPayload int         // in bytes
@@ -260,7 +261,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	b.topics.mu.Unlock()
 	t := &topicInfo{
 		name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: nopObserver{},
-		maxPayload: b.maxPayload,
+		maxPayload: b.maxPayload, dead: isDead(name),
 	}
 	if keep {
 		t.obs = b.obs.Topic(name) // reads count nothing, and must not fill the table of labels

@@ -221,7 +221,7 @@ func (b *Bus) count(ctx context.Context, t *topicInfo, state natsjs.StreamState)
 
 // needed says what the hub itself uses a topic for, or returns "".
 func (b *Bus) needed(topic string) string {
-	if topic+"." == dlqPrefix || strings.HasPrefix(topic, dlqPrefix) {
+	if isDead(topic) {
 		return "it holds dead letters"
 	}
 	for _, r := range b.rules {
