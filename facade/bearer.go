@@ -81,6 +81,9 @@ func (s *Server) identify(next http.Handler) http.Handler {
 			s.refuse(w, fail)
 			return
 		}
+		if s.cfg.Accepted != nil {
+			s.cfg.Accepted(r, p.Key())
+		}
 		if !s.requesters.move("", p.Key(), s.cfg.Limits.PrincipalRequests) {
 			s.cfg.Observer.LimitReached("principal_requests")
 			s.refuse(w, &fault{code: codeRateLimited, msg: "The hub serves as many requests of this client at a time as it takes."})

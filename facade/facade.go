@@ -50,6 +50,9 @@ type Config struct {
 	// Outbox stores the events of POST /outbox/{topic}. The caller closes it after the Server.
 	// Defaults to none, which makes such requests fail.
 	Outbox Outbox
+	// Accepted, if not nil, is called for each request of the HTTP API whose token is valid, with
+	// the Key of its owner, before the request is served. It must not block.
+	Accepted func(r *http.Request, owner string)
 	// Documents serve GET requests for their paths, such as /openapi.yaml, without a token. They
 	// must show nothing secret. Defaults to none.
 	Documents map[string]http.Handler

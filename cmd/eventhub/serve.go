@@ -219,7 +219,7 @@ func (h *hub) open(ctx context.Context) error {
 	}
 	clients := facade.Config{
 		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers, TrustedProxies: cmd.trusted(),
-		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(), Documents: docs.Handlers(),
+		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(), Documents: docs.Handlers(), Accepted: ownedBy,
 	}
 	if h.own != nil {
 		clients.Outbox = h.own
@@ -272,6 +272,9 @@ func (h *hub) open(ctx context.Context) error {
 func (h *hub) identify(r *http.Request, token string) (*acl.Identity, *ops.Refusal) {
 	p, refused := h.facade.Identify(r, token)
 	id, _ := p.(*acl.Identity) // what facade.Tokens returns
+	if id != nil {
+		ownedBy(r, id.Key())
+	}
 	return id, (*ops.Refusal)(refused)
 }
 

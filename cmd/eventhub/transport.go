@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"log/slog"
+	"net"
 	"net/http"
 	"strconv"
 	"time"
@@ -34,9 +36,11 @@ const hstsAge = 365 * 24 * time.Hour
 // newServer returns the server of a listener. It does not limit the running time of handlers.
 func newServer(handler http.Handler, room *waitingRoom, log *slog.Logger) *http.Server {
 	return &http.Server{
-		Handler:           survives(bounded(handler), log),
-		ConnState:         room.track,
-		ConnContext:       withLengths,
+		Handler:   survives(strange(bounded(handler)), log),
+		ConnState: room.track,
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return room.welcome(withLengths(ctx, conn), conn)
+		},
 		ReadHeaderTimeout: headerTimeout, // also limits the TLS handshake
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,

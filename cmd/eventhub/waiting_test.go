@@ -44,7 +44,7 @@ func startListener(t *testing.T, handler http.Handler, waiting int, fair time.Du
 		waitFor(t, "an empty room", func() bool {
 			room.mu.Lock()
 			defer room.mu.Unlock()
-			return room.order.Len()+len(room.at) == 0
+			return room.waiting+len(room.visitors)+len(room.queues) == 0
 		})
 	})
 	return l.address(), reached
@@ -251,4 +251,64 @@ func TestBodiesOverOneConnection(t *testing.T) {
 		case <-t.Context().Done():
 		}
 	}
+}
+
+// Strangers and one owner of a token fill the room again and again. Connections whose last request
+// had a valid token stay, and connections of their owner, who comes anew, are served.
+func TestStrangersDisplaceNobody(t *testing.T) {
+	t.Parallel()
+	const room = 16
+	at, reached := startListener(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if owner := r.Header.Get("Owner"); owner != "" {
+			ownedBy(r, owner)
+		}
+		_, _ = io.WriteString(w, "served")
+	}), room, 0)
+	request := func(c net.Conn, owner string) error {
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nOwner: "+owner+"\r\n\r\n"); err != nil {
+			return err
+		}
+		res, err := http.ReadResponse(bufio.NewReader(c), nil) //nolint:bodyclose // the connection goes on, and is closed by the test
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, res.Body)
+		return err
+	}
+	var honest []net.Conn
+	for range room / ownerPart {
+		c := dialTCP(t, at)
+		if err := request(c, "honest"); err != nil {
+			t.Fatal(err)
+		}
+		honest = append(honest, c)
+	}
+	for range 4 {
+		for range 2 * room {
+			silent, greedy, idle := dialTCP(t, at), dialTCP(t, at), dialTCP(t, at)
+			_ = silent
+			if err := request(greedy, "greedy"); err != nil {
+				t.Fatalf("another owner is not served: %v", err)
+			}
+			if err := request(idle, ""); err != nil {
+				t.Fatalf("a stranger is not served: %v", err)
+			}
+		}
+		for _, c := range honest {
+			if err := request(c, "honest"); err != nil {
+				t.Fatalf("a connection of an owner was closed: %v", err)
+			}
+		}
+	}
+	if n := reached.Load(); n < 4*2*room {
+		t.Errorf("the limit was reached %d times", n)
+	}
+	// The token of this request is not valid any more, so the connection is a stranger's again.
+	if err := request(honest[0], ""); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 * room {
+		dialTCP(t, at)
+	}
+	untilClosed(t, honest[0])
 }
