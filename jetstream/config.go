@@ -184,6 +184,10 @@ type Limits struct {
 	// SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
 	// new topics get rate_limited.
 	TopicsPerClient int
+	// ClientTopics ("client_topics") is the most streams of topics that one client has made and
+	// that exist, on all hubs together: default a quarter of Topics. Beyond the limit, new topics
+	// get overloaded. A topic that is deleted counts no more at once.
+	ClientTopics int
 	// KeysPerClient ("keys_per_client") is the most keys of compacted topics that one client may
 	// create, counted as TopicsPerClient is: default 100,000 at once, and then KeyRate a second,
 	// default 1,000. Beyond the limit, new keys get rate_limited. Publishers without a client have
@@ -351,6 +355,7 @@ func (c *Config) validate() error {
 	l := &c.Limits
 	def(&l.Topics, 10_000)
 	def(&l.TopicsPerClient, 100)
+	def(&l.ClientTopics, max(l.Topics/4, 1))
 	def(&l.KeysPerClient, 100_000)
 	def(&l.KeyRate, 1_000)
 	def(&l.KeyShare, 5_000_000)
@@ -405,7 +410,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.SchemasPerClient, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.OrderedWindow, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.ClientTopics, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.SchemasPerClient, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.OrderedWindow, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.StuckAfter >= minStuckAfter && l.StuckAfter <= maxStuckAfter, "stuck after %v: %v to %v are allowed", l.StuckAfter, minStuckAfter, maxStuckAfter)

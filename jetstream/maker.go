@@ -16,8 +16,9 @@ import (
 	"eventhub/jetstream/quota"
 )
 
-// makersBucket has an entry for each group that counts for a client: CLIENT.STREAM.GROUP. It
-// outlives the hubs, so that a restart gives nobody a new quota.
+// makersBucket has an entry for each group that counts for a client: CLIENT.STREAM.GROUP, and for
+// each stream of a topic: CLIENT.STREAM. It outlives the hubs, so that a restart gives nobody a new
+// quota.
 const makersBucket = "eventhub_makers"
 
 // Metadata of a group's consumer.
@@ -50,10 +51,10 @@ func (b *Bus) roomFor(cfg *natsjs.StreamConfig) int {
 	return min(b.limits.StreamGroups, serverConsumers-ownConsumersThere)
 }
 
-// makers counts the groups that clients have made and that exist.
+// makers counts the topics and the groups that clients have made and that exist.
 type makers struct {
 	bus *Bus
-	// looked is when groups of a client that do not exist any more were last looked for.
+	// looked is when what of a client's does not exist any more was last looked for.
 	looked *quota.Set
 }
 
@@ -68,7 +69,7 @@ func makerSubject(client string, t *topicInfo, group string) string {
 	return makersPrefix + objectName(client) + "." + groupKey(t, group)
 }
 
-// entry is a group that is noted for a client. The zero entry is none.
+// entry is a topic or a group that is noted for a client. The zero entry is none.
 type entry struct {
 	subject string
 	seq     uint64 // of the note
@@ -79,7 +80,7 @@ type entry struct {
 type makerNote struct {
 	Client string `json:"client"`
 	Topic  string `json:"topic"`
-	Group  string `json:"group"`
+	Group  string `json:"group,omitempty"`
 }
 
 // note counts a group that a client is about to make, or returns the refusal. A group of the client
@@ -101,37 +102,65 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 	if err := b.newGroups.take(client); err != nil {
 		return entry{}, err
 	}
-	value, err := json.Marshal(makerNote{client, t.name, group})
+	return m.write(ctx, e, makerNote{client, t.name, group}, "client_groups", func() (*Error, error) { return m.refusal(ctx, t, client) })
+}
+
+// noteTopic is note for a topic that a client is about to make, with a stream of this name. What
+// nobody named makes counts for nobody.
+func (m *makers) noteTopic(ctx context.Context, topic, stream, client string) (entry, error) {
+	if client == "" || strings.HasPrefix(client, ownClient) {
+		return entry{}, nil
+	}
+	e := entry{subject: makersPrefix + objectName(client) + "." + stream, client: client}
+	return m.write(ctx, e, makerNote{Client: client, Topic: topic}, "client_topics", func() (*Error, error) { return m.topicRefusal(ctx, client, 0) })
+}
+
+// write writes a note, and takes it back if the client has too many then.
+func (m *makers) write(ctx context.Context, e entry, note makerNote, limit string, refusal func() (*Error, error)) (entry, error) {
+	b := m.bus
+	value, err := json.Marshal(note)
 	if err != nil {
 		return entry{}, err
 	}
 	ack, err := b.write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
 	if err != nil {
-		return entry{}, b.unavailable(fmt.Errorf("jetstream: note a new group: %w", err))
+		return entry{}, b.unavailable(fmt.Errorf("jetstream: note who makes a topic or a group: %w", err))
 	}
 	e.seq = ack.Seq
-	refusal, err := m.refusal(ctx, t, client)
-	if refusal != nil && m.looked.Take(client) == 0 {
-		if err = m.sweep(ctx, client, sweepYoung); err == nil {
-			refusal, err = m.refusal(ctx, t, client)
+	refused, err := refusal()
+	if refused != nil && m.looked.Take(e.client) == 0 {
+		if err = m.sweep(ctx, e.client, sweepYoung); err == nil {
+			refused, err = refusal()
 		}
 	}
-	if err == nil && refusal == nil {
+	if err == nil && refused == nil {
 		return e, nil
 	}
 	m.forget(ctx, e)
 	if err != nil {
 		return entry{}, b.unavailable(err)
 	}
-	b.obs.LimitReached("client_groups")
-	return entry{}, refusal
+	b.obs.LimitReached(limit)
+	return entry{}, refused
+}
+
+// topicRefusal returns why a client that is about to make more topics has too many, or nil.
+func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*Error, error) {
+	if client == "" || strings.HasPrefix(client, ownClient) {
+		return nil, nil
+	}
+	noted, err := m.bus.subjectsOf(ctx, makersBucket, makersPrefix+objectName(client)+".*")
+	if limit := m.bus.limits.ClientTopics; err == nil && len(noted)+more > limit {
+		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d topics that exist, which is its limit: have some deleted", limit)}, nil
+	}
+	return nil, err
 }
 
 // refusal returns why the client has too many groups, the noted ones included, or nil.
 func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Error, error) {
 	b := m.bus
 	prefix := makersPrefix + objectName(client) + "."
-	noted, err := b.subjectsOf(ctx, makersBucket, prefix+">")
+	noted, err := b.subjectsOf(ctx, makersBucket, prefix+"*.*")
 	if err != nil {
 		return nil, err
 	}
@@ -225,12 +254,12 @@ func (m *makers) forget(ctx context.Context, e entry) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 	defer cancel()
 	if err := m.bus.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
-		m.bus.log.WarnContext(ctx, "failed to remove the note of a group; the next sweep removes it", slog.Any("error", err))
+		m.bus.log.WarnContext(ctx, "failed to remove the note of who made something; the next sweep removes it", slog.Any("error", err))
 	}
 }
 
-// sweep removes the notes of a client's groups that do not exist any more; "" is every client. It
-// leaves notes alone that are younger than age: their groups may be about to be made.
+// sweep removes the notes of a client's topics and groups that do not exist any more; "" is every
+// client. It leaves notes alone that are younger than age: their groups may be about to be made.
 func (m *makers) sweep(ctx context.Context, client string, age time.Duration) error {
 	b := m.bus
 	prefix := makersPrefix
@@ -240,7 +269,7 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 	noted := make(map[string][]entry) // by stream
 	before := time.Now().Add(-age)
 	err := b.readThrough(ctx, "KV_"+makersBucket, 1, true, func(msg *storedMsg) error {
-		if parts := strings.Split(strings.TrimPrefix(msg.subject, makersPrefix), "."); strings.HasPrefix(msg.subject, prefix) && len(parts) == 3 && msg.time.Before(before) {
+		if parts := strings.Split(strings.TrimPrefix(msg.subject, makersPrefix), "."); strings.HasPrefix(msg.subject, prefix) && len(parts) >= 2 && msg.time.Before(before) {
 			noted[parts[1]] = append(noted[parts[1]], entry{subject: msg.subject, seq: msg.seq})
 		}
 		return nil
@@ -254,7 +283,8 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 			return err
 		}
 		for _, e := range entries {
-			if group := e.subject[strings.LastIndexByte(e.subject, '.')+1:]; !alive[group] {
+			parts := strings.Split(strings.TrimPrefix(e.subject, makersPrefix), ".")
+			if alive == nil || len(parts) == 3 && !alive[parts[2]] {
 				if err := b.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
 					return err
 				}
@@ -264,11 +294,11 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 	return nil
 }
 
-// sweepYoung is how long a group may take from its note to its consumer.
+// sweepYoung is how long a topic or a group may take from its note until it exists.
 const sweepYoung = 2 * publishWait
 
-// groupsOf returns the groups of a stream, by the names of their first consumers. A stream that
-// does not exist has none.
+// groupsOf returns the groups of a stream, by the names of their first consumers, and nil for a
+// stream that does not exist.
 func (b *Bus) groupsOf(ctx context.Context, stream string) (map[string]bool, error) {
 	s, err := b.js.Stream(ctx, stream)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -104,7 +105,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 	}
 	noted := func() int {
 		t.Helper()
-		noted, err := b.subjectsOf(t.Context(), makersBucket, makersPrefix+">")
+		noted, err := b.subjectsOf(t.Context(), makersBucket, makersPrefix+"*.*.*")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +152,7 @@ func TestNewGroupsAreRationed(t *testing.T) {
 	if n := obs.limit("groups_per_client"); n != 2 {
 		t.Errorf("counted %d times", n)
 	}
-	if noted, err := b.subjectsOf(t.Context(), makersBucket, makersPrefix+">"); err != nil || len(noted) != 3 {
+	if noted, err := b.subjectsOf(t.Context(), makersBucket, makersPrefix+"*.*.*"); err != nil || len(noted) != 3 {
 		t.Errorf("noted are %v, %v", noted, err)
 	}
 }
@@ -205,4 +206,103 @@ func TestRoomOnForeignStreams(t *testing.T) {
 	if err != nil || s.CachedInfo().Config.MaxConsumers != 11_000 {
 		t.Errorf("a new stream takes %d consumers, %v", s.CachedInfo().Config.MaxConsumers, err)
 	}
+}
+
+// What topics a client has made counts on all hubs and after a restart, however it makes them.
+// Other clients make theirs, and a topic that is deleted gives its place back at once, on all hubs.
+func TestTopicsThatExistCountForTheirMaker(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	obs := &counter{}
+	limits := Limits{ClientTopics: 3, Topics: 20}
+	b := open(t, Config{Server: natstest.Embed(t, dir), Limits: limits})
+	full := func(name string, make func(topic string) error) {
+		t.Helper()
+		err := make(name)
+		if fail, ok := errors.AsType[*Error](err); !ok || fail.Code != CodeOverloaded || !strings.Contains(fail.Msg, "3 topics") {
+			t.Errorf("%s is one topic more than allowed: %v", name, err)
+		}
+		if s, err := b.findStream(t.Context(), name); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s was made: %v, %v", name, s, err)
+		}
+	}
+	publishes := func(topic string) error {
+		_, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{CountFor: "jwt:eve"})
+		return err
+	}
+	operates := func(topic string) error { return b.Admin().Topic(topic).CreateFor(t.Context(), "jwt:eve") }
+	subscribes := func(topic string) error {
+		_, err := b.Subscribe(t.Context(), topic, "g", SubscribeOptions{CountFor: "jwt:eve"}, ignore)
+		return err
+	}
+	posts := func(topic string) error { return b.NewPublisher().Reserve(t.Context(), topic, "", "jwt:eve") }
+	for topic, make := range map[string]func(string) error{"published": publishes, "operated": operates, "subscribed": subscribes} {
+		if err := make(topic); err != nil {
+			t.Fatalf("%s: %v", topic, err)
+		}
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b = open(t, Config{Server: natstest.Embed(t, dir), Limits: limits, Observer: obs})
+	full("one", publishes)
+	full("two", operates)
+	full("three", subscribes)
+	full("four", posts)
+	if n := obs.limit("client_topics"); n != 4 {
+		t.Errorf("the limit counts %d times, want 4", n)
+	}
+	for topic, client := range map[string]string{"alices": "jwt:alice", "nobodys": ""} {
+		if err := b.Admin().Topic(topic).CreateFor(t.Context(), client); err != nil {
+			t.Errorf("a topic of %q: %v", client, err)
+		}
+	}
+	if _, err := b.NewPublisher().Publish(t.Context(), "unnamed", []byte("1"), PublishOptions{}); err != nil {
+		t.Error(err)
+	}
+	if err := b.Admin().Topic("operated").Delete(t.Context(), DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := posts("five"); err != nil {
+		t.Errorf("after a topic was deleted: %v", err)
+	}
+	if err := publishes("five"); err != nil {
+		t.Errorf("a topic that was reserved: %v", err)
+	}
+	full("six", publishes)
+	// Another program deletes a topic. The sweep finds that, at once if a client needs the place.
+	if err := b.js.DeleteStream(t.Context(), "published"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.makers.sweep(t.Context(), "", 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := publishes("six"); err != nil {
+		t.Errorf("after another program deleted a topic: %v", err)
+	}
+}
+
+// A hub that knows as many topics as it may takes new ones when some were deleted, here, on another
+// hub, or by another program.
+func TestDeletedTopicsMakeRoom(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	limits := Limits{Topics: 4}
+	a, b := open(t, Config{URL: url, Limits: limits}), open(t, Config{URL: url, Limits: limits})
+	for _, bus := range []*Bus{a, b} {
+		for topic := range 4 {
+			publish(t, bus, "room."+strconv.Itoa(topic), "1")
+		}
+		if _, err := bus.Publish(t.Context(), "more", []byte("1"), PublishOptions{}); err == nil {
+			t.Fatal("a topic more than allowed was made")
+		}
+	}
+	if err := a.Admin().Topic("room.0").Delete(t.Context(), DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, a, "more", "1")
+	eventually(t, "the other hub has room for the new topic", func() bool {
+		_, err := b.Publish(t.Context(), "more", []byte("1"), PublishOptions{})
+		return err == nil
+	})
 }

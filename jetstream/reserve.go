@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 )
@@ -52,7 +53,8 @@ func (r *reservations) drop(name string) {
 // Knows reports whether this hub has used the topic's stream. If not, a publish may make it.
 func (p *Publisher) Knows(topic string) bool { return p.bus.known(topic) != nil }
 
-// Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), although an
+// Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), which must have
+// made fewer than Limits.ClientTopics, although an
 // event that will make the topic is published only later, by anybody through this bus. Further
 // calls for the same topic count nothing. While NATS does not answer, every topic that this hub
 // does not know counts. Of a topic that this hub has used, Reserve counts a new key
@@ -80,6 +82,23 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 	if err := b.tooManyStreams(name); err != nil {
 		return err
 	}
+	if err := b.reserveTopic(name, client); err != nil {
+		return err
+	}
+	refused, err := b.makers.topicRefusal(ctx, client, 1)
+	if refused != nil {
+		b.reserved.drop(name)
+		b.obs.LimitReached("client_topics")
+		return refused
+	}
+	if err != nil {
+		b.log.DebugContext(ctx, "failed to count the topics of a client; they count when the topic is made", slog.Any("error", err))
+	}
+	return nil
+}
+
+// reserveTopic takes a stream from the ration of a client, once.
+func (b *Bus) reserveTopic(name, client string) error {
 	b.reserved.mu.Lock()
 	defer b.reserved.mu.Unlock()
 	if _, ok := b.reserved.names[name]; ok {

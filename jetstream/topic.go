@@ -314,8 +314,13 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 			return nil, err
 		}
 	}
+	note, err := b.makers.noteTopic(ctx, name, streamName, client)
+	if err != nil {
+		return nil, err
+	}
 	info, err = b.createStream(ctx, name, rule)
 	if err != nil {
+		b.makers.forget(ctx, note)
 		return nil, err
 	}
 	b.reserved.drop(streamName)

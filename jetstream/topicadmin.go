@@ -73,8 +73,12 @@ const maxLossesShown = 1_000
 // Create creates the topic by the first rule that matches, as its first use would: its stream, and
 // its bucket if it is compacted. Native NATS clients need the stream before they publish. It does
 // nothing if the topic exists.
-func (t Topic) Create(ctx context.Context) error {
-	_, _, err := t.bus.freshTopic(ctx, t.name, "")
+func (t Topic) Create(ctx context.Context) error { return t.CreateFor(ctx, "") }
+
+// CreateFor is Create for a client, for which a topic that is made counts (Limits.TopicsPerClient,
+// Limits.ClientTopics).
+func (t Topic) CreateFor(ctx context.Context, client string) error {
+	_, _, err := t.bus.freshTopic(ctx, t.name, client)
 	return err
 }
 
@@ -475,6 +479,7 @@ func notedOf(stream string) [][2]string {
 		{marksBucket, "$KV." + marksBucket + "." + stream + ".>"},
 		{attemptsBucket, "$KV." + attemptsBucket + "." + stream + ".>"},
 		{makersBucket, "$KV." + makersBucket + ".*." + stream + ".>"},
+		{makersBucket, "$KV." + makersBucket + ".*." + stream},
 		{retentionBucket, "$KV." + retentionBucket + ".*." + stream + ".>"},
 		{retentionBucket, purgeSubject(stream)},
 	}

@@ -47,7 +47,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error, what, f
 	case errors.Is(err, jetstream.ErrNotFound):
 		writeError(w, s.cfg.Status("not_found"), "not_found", "There is no such "+what+".")
 	case ok && known.Code != jetstream.CodeInternal:
-		writeError(w, s.cfg.Status(known.Code), known.Code, known.Msg)
+		(&Refusal{Status: s.cfg.Status(known.Code), Code: known.Code, Msg: known.Msg, Wait: known.Wait}).write(w)
 	default:
 		topic, group := "", ""
 		if r.Context().Err() == nil {

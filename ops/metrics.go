@@ -234,7 +234,7 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 // rateLimits lists the limits beyond which clients get rate_limited. Each has a series from the
 // start.
 var rateLimits = []string{
-	"bad_tokens", "client_groups", "delayed_per_client", "frame_rate", "groups_per_client", "key_share", "keys_per_client", "outbox_rate",
+	"bad_tokens", "client_groups", "client_topics", "delayed_per_client", "frame_rate", "groups_per_client", "key_share", "keys_per_client", "outbox_rate",
 	"principal_rate", "principal_requests", "token_checks", "topic_rate", "topics_per_client",
 }
 

@@ -21,8 +21,9 @@ const TopicsTopic = "eventhub.topics"
 type Topics interface {
 	// List lists the streams of all topics and families.
 	List(ctx context.Context) ([]jetstream.TopicStatus, error)
-	// Create creates a topic; it does nothing if the topic exists.
-	Create(ctx context.Context, topic string) error
+	// Create creates a topic that counts for a client, or for nobody if client is "". It does
+	// nothing if the topic exists.
+	Create(ctx context.Context, topic, client string) error
 	// Info, Purge and Delete return jetstream.ErrNotFound if the topic does not exist.
 	Info(ctx context.Context, topic string) (*jetstream.TopicInfo, error)
 	Purge(ctx context.Context, topic string, opts jetstream.PurgeOptions) (jetstream.Purged, error)
@@ -42,8 +43,8 @@ func (t topicsOf) List(ctx context.Context) ([]jetstream.TopicStatus, error) {
 	return t.admin.Topics(ctx)
 }
 
-func (t topicsOf) Create(ctx context.Context, topic string) error {
-	return t.admin.Topic(topic).Create(ctx)
+func (t topicsOf) Create(ctx context.Context, topic, client string) error {
+	return t.admin.Topic(topic).CreateFor(ctx, client)
 }
 
 func (t topicsOf) Info(ctx context.Context, topic string) (*jetstream.TopicInfo, error) {
@@ -272,7 +273,11 @@ func (s *Server) createTopic(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), topicTimeout)
 	defer cancel()
 	topic, _ := pathTarget(r)
-	if err := s.cfg.Topics.Create(ctx, topic); err != nil {
+	client := ""
+	if id := identity(r); id.Limited() {
+		client = id.Key()
+	}
+	if err := s.cfg.Topics.Create(ctx, topic, client); err != nil {
 		s.fail(w, r, err, "topic", "create the topic")
 		return
 	}

@@ -50,6 +50,38 @@ func askBody(h http.Handler, method, path, token, body string) *httptest.Respons
 	return w
 }
 
+// Topics that an operator makes with a JWT count for its subject, as those of clients do. With the
+// hub's own token, they count for nobody.
+func TestTopicsOfOperatorsCount(t *testing.T) {
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Limits: jetstream.Limits{ClientTopics: 2, TopicsPerClient: 3}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bus.Close() })
+	h := described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Topics: TopicsOf(bus), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
+	operator := "Bearer " + tokenFor(t, "admin:att.**")
+	for i, want := range []int{http.StatusOK, http.StatusOK, http.StatusServiceUnavailable, http.StatusTooManyRequests} {
+		w := ask(h, http.MethodPut, "/topics/att."+strconv.Itoa(i), operator)
+		if w.Code != want {
+			t.Errorf("topic %d: %d %s, want %d", i, w.Code, w.Body, want)
+		}
+		if wait, err := strconv.Atoi(w.Header().Get("Retry-After")); w.Code == http.StatusTooManyRequests && (err != nil || wait < 2) {
+			t.Errorf("Retry-After is %q, want about 10 s", w.Header().Get("Retry-After"))
+		}
+	}
+	if w := ask(h, http.MethodPut, "/topics/att.0", operator); w.Code != http.StatusOK {
+		t.Errorf("a topic that exists: %d %s", w.Code, w.Body)
+	}
+	for i := range 5 {
+		if w := ask(h, http.MethodPut, "/topics/own."+strconv.Itoa(i), "Bearer own"); w.Code != http.StatusOK {
+			t.Errorf("with the hub's own token: %d %s", w.Code, w.Body)
+		}
+	}
+	if w := ask(h, http.MethodDelete, "/topics/att.0", operator); w.Code != http.StatusNoContent {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+}
+
 // A list has what the token may see. Families have a right of their own.
 func TestListTopics(t *testing.T) {
 	bus, h := topicsHub(t)

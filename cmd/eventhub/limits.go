@@ -35,6 +35,7 @@ type limitFlags struct {
 	Operations           int `env:"OPERATIONS" default:"64" help:"Concurrent frames per connection that wait for NATS or for one another."`
 	Topics               int `env:"TOPICS" default:"10000" help:"Topics known to this hub."`
 	NewTopics            int `env:"NEW_TOPICS" default:"100" help:"Topics that a principal may create at once; then one every 10s."`
+	PrincipalTopics      int `env:"PRINCIPAL_TOPICS" placeholder:"N" help:"Topics that a principal has created and that exist. Default: a quarter of all."`
 	NewGroups            int `env:"NEW_GROUPS" default:"100" help:"Groups that a principal may create at once; then one every 10s."`
 	PrincipalGroups      int `env:"PRINCIPAL_GROUPS" default:"1000" help:"Groups that a principal has created and that exist."`
 	StreamGroups         int `env:"STREAM_GROUPS" default:"10000" help:"Groups that clients may create on one topic, or on one family of topics."`
@@ -140,6 +141,7 @@ func (f limitFlags) validate() (faults []error) {
 		{"operations", f.Operations, 1},
 		{"topics", f.Topics, 1},
 		{"new-topics", f.NewTopics, 1},
+		{"principal-topics", f.PrincipalTopics, 0},
 		{"principal-schemas", f.PrincipalSchemas, 1},
 		{"new-groups", f.NewGroups, 1},
 		{"principal-groups", f.PrincipalGroups, 1},
@@ -258,7 +260,7 @@ func (f limitFlags) facade() facade.Limits {
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
-		Topics: f.Topics, TopicsPerClient: f.NewTopics, SchemasPerClient: f.PrincipalSchemas, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
+		Topics: f.Topics, TopicsPerClient: f.NewTopics, ClientTopics: f.PrincipalTopics, SchemasPerClient: f.PrincipalSchemas, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
 		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes, OrderedWindow: f.OrderedWindow,
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
 		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay, StuckAfter: f.StuckAfter,
@@ -290,7 +292,7 @@ func (f limitFlags) lines() [][2]string {
 		{"", fmt.Sprintf("broadcast topics %d, of one principal %s; %d of their events are kept, %d bytes, and %d bytes of all topics; a broadcast begins at most %d events behind the end; events that are read for broadcasts of a principal that are behind %v; %d names are kept for presence", f.Tails, or(f.PrincipalTails, "a quarter of them"), f.RingFrames, f.RingBytes, f.RingTotal, f.CatchUp, f.CatchUpRate, f.Presence)},
 		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
-		{"", fmt.Sprintf("topics %d, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes, of an ordered group %d; %d pages of %d bytes, %d exports at a time", f.Topics, f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.OrderedWindow, f.Pages, f.PageBytes, f.Exports)},
+		{"", fmt.Sprintf("topics %d, of one principal %s, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes, of an ordered group %d; %d pages of %d bytes, %d exports at a time", f.Topics, or(f.PrincipalTopics, "a quarter of them"), f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.OrderedWindow, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
 		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},
 		{"", fmt.Sprintf("delayed events %d, of one principal %d, up to %v ahead", f.Delayed, f.PrincipalDelayed, f.MaxDelay)},
