@@ -55,6 +55,9 @@ type busFlags struct {
 	tls *tls.Config
 	// callout is how the embedded server asks about native clients; set with NATSListen.
 	callout *embedded.Callout
+	// clients and strangers bound the native clients, and limitReached is told; set with callout.
+	clients, strangers int
+	limitReached       func(limit string)
 }
 
 // public lists the addresses that other hosts can reach, each with its flag.
@@ -308,7 +311,7 @@ func (f busFlags) embed(ctx context.Context, log *slog.Logger) (*embedded.Server
 	if f.memory {
 		own.DataDir = ""
 	}
-	own.Callout = f.callout
+	own.Callout, own.Clients, own.Strangers, own.LimitReached = f.callout, f.clients, f.strangers, f.limitReached
 	own.SyncInterval, own.SyncAlways, _ = f.sync()
 	server, err := embedded.Start(ctx, own)
 	switch {

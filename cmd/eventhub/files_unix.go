@@ -5,10 +5,21 @@ package main
 import (
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"slices"
 	"syscall"
 )
+
+// maxFiles returns how many files and connections this process may have open, which the runtime has
+// raised as far as the system lets it.
+func maxFiles() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > math.MaxInt32 {
+		return math.MaxInt32
+	}
+	return int(limit.Cur)
+}
 
 // noWait is the flag with which open does not wait for the writer of a FIFO.
 const noWait = syscall.O_NONBLOCK

@@ -75,6 +75,14 @@ type Config struct {
 	Token  string
 	// Callout, when not nil, has the bus decide about each native client (auth callout).
 	Callout *Callout
+	// Clients is how many native clients may be connected through the guard (Callout.Guarded), each
+	// of which takes three descriptors; default 20,000. Strangers is how many of them may be
+	// without a token that was accepted, a quarter of these from one address; default a quarter of
+	// Clients. One more stranger closes the oldest.
+	Clients, Strangers int
+	// LimitReached, when not nil, is called when one of the two is reached, with its name
+	// (native_connections, native_strangers). It must not block.
+	LimitReached func(limit string)
 	// TLS, when not nil, is the TLS configuration of that listener. Clients then cannot connect
 	// without TLS. It may change its certificate by GetCertificate.
 	TLS *tls.Config
@@ -99,7 +107,18 @@ func (c *Config) validate() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if c.Clients == 0 {
+		c.Clients = 20_000
+	}
+	if c.Strangers == 0 {
+		c.Strangers = max(c.Clients/4, 1)
+	}
+	if c.LimitReached == nil {
+		c.LimitReached = func(string) {}
+	}
 	switch {
+	case c.Clients < 0 || c.Strangers < 0:
+		return fmt.Errorf("%d native clients and %d strangers: must be positive", c.Clients, c.Strangers)
 	case c.SyncInterval < 0:
 		return fmt.Errorf("sync interval %v: must be positive", c.SyncInterval)
 	case c.StorageCheck < 0:
@@ -283,7 +302,7 @@ func (e *Server) options() *natsserver.Options {
 		return opts
 	}
 	host, port, _ := net.SplitHostPort(e.cfg.Listen)
-	opts.Host = host
+	opts.Host, opts.MaxConn = host, e.cfg.Clients
 	opts.Port, _ = strconv.Atoi(port)
 	switch {
 	case e.port != 0:

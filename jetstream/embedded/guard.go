@@ -14,16 +14,20 @@ import (
 	"sync"
 	"time"
 
+	natsserver "github.com/nats-io/nats-server/v2/server"
+
 	"eventhub/jetstream/panics"
 )
 
 const (
-	// guardFirst is how much of a connection is read at a time, doubled up to guardMost while reads
-	// fill the buffer. The first size holds a line of maxControlLine.
-	guardFirst = 8 << 10
-	guardMost  = 64 << 10
-	// guardWait bounds the first line of the server, the TLS handshake, and each write to a client.
-	// A client that reads more slowly is disconnected, as the server itself would do.
+	// guardFirst is how much of a client is read at a time, and guardAnswers how much of the
+	// server, doubled up to guardMost while reads fill the buffer.
+	guardFirst   = 2 << 10
+	guardAnswers = 8 << 10
+	guardMost    = 64 << 10
+	// guardWait bounds the first line of the server, the time until CONNECT has come, that of the
+	// TLS handshake included, and each write to a client. A client that reads more slowly is
+	// disconnected, as the server itself would do.
 	guardWait = 10 * time.Second
 	// guardLinger is how long a client that the server has disconnected may take to read why.
 	guardLinger = time.Second
@@ -35,6 +39,9 @@ const (
 // listens on loopback. It removes reply subjects from requests that are not below the inbox of the
 // client, because the server does not check them: the server would send its answer, or the events
 // that the client pulls, to any subject of the account.
+//
+// The guard connects to the server when CONNECT has come, so that a stranger who sends nothing
+// costs one descriptor and one goroutine.
 type guard struct {
 	server   *Server
 	listener net.Listener
@@ -42,8 +49,11 @@ type guard struct {
 	end      context.CancelFunc
 	wg       sync.WaitGroup
 
+	greeting greeting
+
 	mu    sync.Mutex
 	conns map[guardedID]*guarded
+	room  guardRoom
 }
 
 // guardedID is a connection as the server names it.
@@ -54,7 +64,12 @@ type guardedID struct {
 
 // guarded is the connection of a client.
 type guarded struct {
+	conn    net.Conn
 	address string
+	place   guardPlace
+	// ctx ends when both connections must end.
+	ctx context.Context
+	end context.CancelFunc
 	// admitted is closed when the client may do what its permissions say.
 	admitted chan struct{}
 	// inbox is what reply subjects must begin with, if not empty. Set before admitted is closed.
@@ -69,7 +84,7 @@ func newGuard(ctx context.Context, e *Server) (*guard, error) {
 	if err != nil {
 		return nil, &placeError{ErrListen, fmt.Sprintf("%s: %v: choose another", e.cfg.Listen, innermost(err)), err}
 	}
-	g := &guard{server: e, listener: l, conns: make(map[guardedID]*guarded)}
+	g := &guard{server: e, listener: l, conns: make(map[guardedID]*guarded), room: newGuardRoom(e.cfg.Clients, e.cfg.Strangers)}
 	g.ctx, g.end = context.WithCancel(context.WithoutCancel(ctx))
 	return g, nil
 }
@@ -103,14 +118,38 @@ func (g *guard) run() {
 				case <-g.ctx.Done():
 				}
 			default:
-				g.wg.Go(func() {
-					defer func() { _ = conn.Close() }()
-					err := panics.Call(g.server.cfg.Logger, "native client", func() error { return g.serve(conn) })
-					if err != nil {
-						g.server.cfg.Logger.Debug("a native client was disconnected", slog.Any("error", err))
-					}
-				})
+				g.accept(conn)
 			}
+		}
+	})
+}
+
+// accept serves a client, or closes its connection when there is no room.
+func (g *guard) accept(conn net.Conn) {
+	c := &guarded{conn: conn, admitted: make(chan struct{}), ended: make(chan struct{})}
+	c.address, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
+	c.ctx, c.end = context.WithCancel(g.ctx)
+	g.mu.Lock()
+	over, limit := g.room.enter(c)
+	g.mu.Unlock()
+	if over != nil {
+		g.server.cfg.LimitReached(limit)
+		over.end()
+	}
+	if over == c {
+		_ = conn.Close()
+		return
+	}
+	g.wg.Go(func() {
+		defer func() {
+			c.end()
+			_ = conn.Close()
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.room.leave(c)
+		}()
+		if err := panics.Call(g.server.cfg.Logger, "native client", func() error { return g.serve(c) }); err != nil {
+			g.server.cfg.Logger.Debug("a native client was disconnected", slog.Any("error", err))
 		}
 	})
 }
@@ -142,66 +181,65 @@ func (g *guard) admit(id guardedID, inbox string) {
 		case <-c.admitted:
 		default:
 			c.inbox = inbox
+			g.room.admit(c)
 			close(c.admitted)
 		}
 	}
 }
 
 // serve connects a client to the server until either ends.
-func (g *guard) serve(client net.Conn) error {
-	server, err := g.server.dial(g.ctx, "tcp", "")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = server.Close() }()
-	stop := context.AfterFunc(g.ctx, func() {
-		_ = client.Close()
-		_ = server.Close()
-	})
+func (g *guard) serve(c *guarded) error {
+	stop := context.AfterFunc(c.ctx, func() { _ = c.conn.Close() })
 	defer stop()
-	address, _, err := net.SplitHostPort(client.RemoteAddr().String())
+	info, err := g.greeting.to(g, c.address)
 	if err != nil {
 		return err
 	}
-	c := &guarded{address: address, admitted: make(chan struct{}), ended: make(chan struct{})}
-	answers := bufio.NewReaderSize(server, guardFirst)
-	_ = server.SetReadDeadline(time.Now().Add(guardWait))
-	info, id, err := readInfo(answers, address, g.server.cfg.TLS != nil)
-	if err != nil {
+	_ = c.conn.SetDeadline(time.Now().Add(guardWait))
+	if _, err := c.conn.Write(info); err != nil {
 		return err
 	}
-	_ = server.SetReadDeadline(time.Time{})
-	g.mu.Lock()
-	g.conns[id] = c
-	g.mu.Unlock()
-	defer func() {
-		g.mu.Lock()
-		delete(g.conns, id)
-		g.mu.Unlock()
-	}()
-	_ = client.SetDeadline(time.Now().Add(guardWait))
-	if _, err := client.Write(info); err != nil {
-		return err
-	}
+	client := c.conn
 	if g.server.cfg.TLS != nil {
 		secured := tls.Server(client, g.server.cfg.TLS)
-		if err := secured.HandshakeContext(g.ctx); err != nil {
+		if err := secured.HandshakeContext(c.ctx); err != nil {
 			return err
 		}
 		client = secured
 	}
-	_ = client.SetDeadline(time.Time{})
+	var server net.Conn
 	var down sync.WaitGroup
-	down.Go(func() {
-		err := panics.Call(g.server.cfg.Logger, "answers to a native client", func() error {
-			c.down(client, answers)
-			return nil
-		})
-		if err != nil {
-			_ = client.Close()
+	err = c.up(client, func() (net.Conn, error) {
+		var id guardedID
+		var answers *bufio.Reader
+		var err error
+		if server, answers, id, err = g.connect(); err != nil {
+			return nil, err
 		}
+		context.AfterFunc(c.ctx, func() { _ = server.Close() })
+		g.mu.Lock()
+		g.conns[id] = c
+		g.mu.Unlock()
+		_ = client.SetDeadline(time.Time{})
+		down.Go(func() {
+			defer func() {
+				g.mu.Lock()
+				delete(g.conns, id)
+				g.mu.Unlock()
+			}()
+			err := panics.Call(g.server.cfg.Logger, "answers to a native client", func() error {
+				c.down(client, answers)
+				return nil
+			})
+			if err != nil {
+				_ = client.Close()
+			}
+		})
+		return server, nil
 	})
-	err = c.up(client, server)
+	if server == nil {
+		return err
+	}
 	_ = server.Close()
 	down.Wait()
 	// Closed with unread bytes, the connection would be reset, and the last words lost.
@@ -209,40 +247,89 @@ func (g *guard) serve(client net.Conn) error {
 	return err
 }
 
-// readInfo reads the first line of the server, and returns that of the guard and the name of the
-// connection.
-func readInfo(server *bufio.Reader, address string, secure bool) (line []byte, id guardedID, err error) {
+// connect connects to the server and reads its first line.
+func (g *guard) connect() (server net.Conn, answers *bufio.Reader, id guardedID, err error) {
+	if server, err = g.server.dial(g.ctx, "tcp", ""); err != nil {
+		return nil, nil, id, err
+	}
+	answers = bufio.NewReaderSize(server, guardAnswers)
+	_ = server.SetReadDeadline(time.Now().Add(guardWait))
+	fields, err := readInfo(answers)
+	if err == nil {
+		err = errors.Join(json.Unmarshal(fields["server_id"], &id.server), json.Unmarshal(fields["client_id"], &id.id))
+	}
+	if err == nil && (id.server == "" || id.id == 0) {
+		err = errors.New("the server does not name the connection")
+	}
+	if err != nil {
+		_ = server.Close()
+		return nil, nil, id, err
+	}
+	_ = server.SetReadDeadline(time.Time{})
+	return server, answers, id, nil
+}
+
+// readInfo reads the first line of the server.
+func readInfo(server *bufio.Reader) (fields map[string]json.RawMessage, err error) {
 	text, err := server.ReadSlice('\n')
 	if err != nil {
-		return nil, id, err
+		return nil, err
 	}
 	text, ok := bytes.CutPrefix(text, []byte("INFO "))
 	if !ok {
-		return nil, id, errors.New("the server does not begin with INFO")
+		return nil, errors.New("the server does not begin with INFO")
 	}
-	var named struct {
-		Server string `json:"server_id"`
-		ID     uint64 `json:"client_id"`
-	}
-	fields := make(map[string]json.RawMessage)
-	if err := errors.Join(json.Unmarshal(text, &named), json.Unmarshal(text, &fields)); err != nil {
-		return nil, id, err
-	}
-	if named.Server == "" || named.ID == 0 {
-		return nil, id, errors.New("the server does not name the connection")
-	}
-	if fields["client_ip"], err = json.Marshal(address); err != nil {
-		return nil, id, err
-	}
-	if secure {
-		fields["tls_required"] = json.RawMessage("true")
-	}
-	text, err = json.Marshal(fields)
-	return fmt.Appendf(nil, "INFO %s\r\n", text), guardedID{named.Server, named.ID}, err
+	return fields, json.Unmarshal(text, &fields)
 }
 
-// up passes what the client sends.
-func (c *guarded) up(client io.Reader, server io.Writer) error {
+// greeting is the first line for clients: that of the server, without what is about one connection.
+type greeting struct {
+	mu     sync.Mutex
+	server *natsserver.Server // whose line it is
+	fields map[string]json.RawMessage
+}
+
+// to returns the line for a client. The first client of a server waits until the server has been
+// asked, and others wait with it.
+func (l *greeting) to(g *guard, address string) ([]byte, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	current := g.server.server.Load()
+	if current == nil {
+		return nil, errRestarting
+	}
+	if l.server != current {
+		conn, err := g.server.dial(g.ctx, "tcp", "")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = conn.Close() }()
+		_ = conn.SetReadDeadline(time.Now().Add(guardWait))
+		fields, err := readInfo(bufio.NewReaderSize(conn, guardAnswers))
+		if err != nil {
+			return nil, err
+		}
+		delete(fields, "client_id")
+		delete(fields, "nonce") // no client authenticates with a key
+		if g.server.cfg.TLS != nil {
+			fields["tls_required"] = json.RawMessage("true")
+		}
+		l.server, l.fields = current, fields
+	}
+	var err error
+	if l.fields["client_ip"], err = json.Marshal(address); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(l.fields)
+	return fmt.Appendf(nil, "INFO %s\r\n", text), err
+}
+
+// unknownOperation is what a server answers to what it does not know, before it disconnects.
+const unknownOperation = "-ERR 'Unknown Protocol Operation'\r\n"
+
+// up passes what the client sends. It connects to the server when CONNECT has come.
+func (c *guarded) up(client io.ReadWriter, connect func() (net.Conn, error)) error {
+	var server net.Conn
 	buf, held := make([]byte, guardFirst), 0
 	var lines guardLines
 	for {
@@ -256,6 +343,11 @@ func (c *guarded) up(client io.Reader, server io.Writer) error {
 		for done < held {
 			passed, state := lines.pass(buf[done:held])
 			if passed > 0 {
+				if server == nil {
+					if server, err = connect(); err != nil {
+						return err
+					}
+				}
 				if _, err := server.Write(buf[done : done+passed]); err != nil {
 					return err
 				}
@@ -270,8 +362,14 @@ func (c *guarded) up(client io.Reader, server io.Writer) error {
 					lines.inbox = []byte(c.inbox)
 				case <-c.ended:
 					return nil
+				case <-c.ctx.Done():
+					return c.ctx.Err()
 				}
 				continue
+			}
+			if server == nil {
+				_, err := io.WriteString(client, unknownOperation)
+				return err
 			}
 			// The server knows no such operation, says so after what it still has to say, and
 			// disconnects.
@@ -294,7 +392,7 @@ func (c *guarded) up(client io.Reader, server io.Writer) error {
 // time to read the last words.
 func (c *guarded) down(client net.Conn, server io.Reader) {
 	defer close(c.ended)
-	buf := make([]byte, guardFirst)
+	buf := make([]byte, guardAnswers)
 	for {
 		n, err := server.Read(buf)
 		if n > 0 {
