@@ -35,27 +35,27 @@ type Broadcasts struct {
 // gather collects all metrics. It first makes the series of topics and groups that exist and that
 // this hub has not used yet.
 func (s *Server) gather() ([]*dto.MetricFamily, error) {
-	if s.cfg.Observed != nil {
-		var wg sync.WaitGroup
-		if s.lags != nil {
-			wg.Go(func() {
-				for _, lag := range s.lags.all(lagKept) {
-					if !lag.Ephemeral {
-						s.cfg.Observed.exists(lag.Topic, lag.Group)
-					}
-				}
-			})
+	var lags []jetstream.Lag
+	var streams []jetstream.StreamStorage
+	var wg sync.WaitGroup
+	if s.lags != nil {
+		wg.Go(func() { lags = s.lags.all(0) })
+	}
+	if s.storage != nil {
+		wg.Go(func() { streams = s.storage.all() })
+	}
+	wg.Wait()
+	if m := s.cfg.Observed; m != nil {
+		for _, lag := range lags {
+			if !lag.Ephemeral {
+				m.exists(lag.Topic, lag.Group)
+			}
 		}
-		if s.storage != nil {
-			wg.Go(func() {
-				for _, stream := range s.storage.all() {
-					if stream.Topic != "" {
-						s.cfg.Observed.exists(stream.Topic, "")
-					}
-				}
-			})
+		for _, stream := range streams {
+			if stream.Topic != "" {
+				m.exists(stream.Topic, "")
+			}
 		}
-		wg.Wait()
 	}
 	return prometheus.Gatherers{s.cfg.Registry, s.asked}.Gather()
 }

@@ -17,8 +17,6 @@ const (
 	// lagTimeout is the timeout of reading the lag of all groups. Servers wait 4 s for leaders that
 	// do not answer. A scrape that waits for that, and then for readyTimeout, is still answered.
 	lagTimeout = 6 * time.Second
-	// lagKept is how long the lag of all groups is kept for further scrapes.
-	lagKept = 250 * time.Millisecond
 	// lagFresh is how old the lag may be that a scrape shows: gather has read it just before.
 	lagFresh = scrapeTimeout
 )

@@ -14,23 +14,15 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"eventhub/acl"
 	"eventhub/jetstream"
 	"eventhub/jetstream/quota"
 )
 
-const (
-	// readyTimeout is the timeout of a readiness check of the bus. It is shorter than common probe
-	// timeouts, so that the response arrives in time.
-	readyTimeout = 2 * time.Second
-	// maxScrapes is the maximum number of concurrent /metrics requests. Further requests get status
-	// 503.
-	maxScrapes = 4
-	// scrapeTimeout is the timeout of a /metrics request.
-	scrapeTimeout = 10 * time.Second
-)
+// readyTimeout is the timeout of a readiness check of the bus. It is shorter than common probe
+// timeouts, so that the response arrives in time.
+const readyTimeout = 2 * time.Second
 
 // Bus is checked by the readiness probes. *jetstream.Bus implements it.
 type Bus interface {
@@ -126,7 +118,7 @@ type Server struct {
 	rates rates
 }
 
-// New returns a Server. It starts no goroutine and needs no Close.
+// New returns a Server. It needs no Close: only requests start goroutines, which end by themselves.
 func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -147,16 +139,6 @@ func New(cfg Config) *Server {
 	s.registerStates()
 	s.handler = s.router(s.routes())
 	return s
-}
-
-// metrics returns the handler of /metrics.
-func (s *Server) metrics() http.Handler {
-	return promhttp.HandlerFor(prometheus.GathererFunc(s.gather), promhttp.HandlerOpts{
-		ErrorLog:            scrapeLog{s.cfg.Logger},
-		ErrorHandling:       promhttp.ContinueOnError,
-		MaxRequestsInFlight: maxScrapes,
-		Timeout:             scrapeTimeout,
-	})
 }
 
 // Handler serves the operations port: probes, metrics, and what Config has besides.
@@ -224,17 +206,4 @@ func (s *Server) health(ctx context.Context) (answer health, cause error) {
 		answer.Status = "unavailable"
 	}
 	return answer, cause
-}
-
-// scrapeLog forwards errors of promhttp to the logger, but not those of a scrape that the client
-// has broken off, or that has got 503 because it took too long: there is one for each metric.
-type scrapeLog struct{ logger *slog.Logger }
-
-func (l scrapeLog) Println(v ...any) {
-	for _, part := range v {
-		if err, ok := part.(error); ok && (errors.Is(err, context.Canceled) || errors.Is(err, http.ErrHandlerTimeout)) {
-			return
-		}
-	}
-	l.logger.LogAttrs(context.Background(), slog.LevelWarn, "failed to collect some metrics", slog.Any("error", v))
 }

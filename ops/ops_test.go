@@ -89,7 +89,7 @@ func TestScrapeThatIsBrokenOff(t *testing.T) {
 				return 1
 			}))
 		}
-		handler := New(Config{Bus: busState{}, Registry: registry, Logger: slog.New(slog.NewTextHandler(&log, nil))}).metrics()
+		handler := described(t, Config{Bus: busState{}, Registry: registry, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		rec := httptest.NewRecorder()
 		handler.ServeHTTP(rec, httptest.NewRequestWithContext(gone, http.MethodGet, "/metrics", nil))
 		close(answered)

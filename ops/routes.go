@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"eventhub/acl"
 )
@@ -63,7 +64,7 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/healthz", open, nil, s.readyz, false},
 		{http.MethodGet, openAPI, open, nil, s.document(openAPI), s.cfg.Documents[openAPI] == nil},
 		{http.MethodGet, asyncAPI, open, nil, s.document(asyncAPI), s.cfg.Documents[asyncAPI] == nil},
-		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), s.metrics().ServeHTTP, false},
+		{http.MethodGet, "/metrics", scrapes, fixedTarget(MetricsTopic), newScraper(prometheus.GathererFunc(s.gather), s.cfg.Logger).ServeHTTP, false},
 		{http.MethodGet, "/", open, nil, s.dashboard, false},
 		{http.MethodGet, "/dashboard/{file}", open, nil, s.dashboard, false},
 		{http.MethodGet, "/overview", scrapes, fixedTarget(MetricsTopic), s.overview, false},

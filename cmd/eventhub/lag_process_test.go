@@ -36,8 +36,8 @@ var (
 const (
 	lagTopics = 10
 	lagHeld   = 2
-	// scrapeEvery is longer than /metrics keeps the figures for.
-	scrapeEvery = 260 * time.Millisecond
+	// scrapeEvery is longer than scrapes of /metrics share their figures.
+	scrapeEvery = 1100 * time.Millisecond
 )
 
 // TestLagOfManyGroups has many groups with pending and leased events on two hubs. Scrapes of
