@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -147,4 +149,21 @@ func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
 		all = append(all, stores)
 	}
 	return all, nil
+}
+
+// Gone returns those of topics that do not exist. A topic of a family exists as long as the stream
+// of the family, and a topic of dead letters no longer than its topic.
+func (n NATS) Gone(ctx context.Context, topics []string) ([]string, error) {
+	streams, err := n.bus.streamNames(ctx)
+	if err != nil {
+		return nil, err
+	}
+	gone := func(topic string) bool {
+		_, there := slices.BinarySearch(streams, n.bus.rule(topic).streamName(topic))
+		return !there
+	}
+	return slices.DeleteFunc(slices.Clone(topics), func(topic string) bool {
+		of, letters := strings.CutPrefix(topic, dlqPrefix)
+		return !gone(topic) && (!letters || !gone(of))
+	}), nil
 }

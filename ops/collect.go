@@ -33,7 +33,7 @@ type Broadcasts struct {
 }
 
 // gather collects all metrics. It first makes the series of topics and groups that exist and that
-// this hub has not used yet.
+// this hub has not used yet, and ends those of what is gone.
 func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	var lags []jetstream.Lag
 	var streams []jetstream.StreamStorage
@@ -56,8 +56,36 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 				m.exists(stream.Topic, "")
 			}
 		}
+		s.sweep(m, lags)
 	}
 	return prometheus.Gatherers{s.cfg.Registry, s.asked}.Gather()
+}
+
+// sweep ends the series of what is gone, once in goneAfter. What NATS does not say for certain is
+// not gone.
+func (s *Server) sweep(m *Metrics, lags []jetstream.Lag) {
+	if s.cfg.NATS == nil || time.Since(s.swept) < goneAfter {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
+	defer cancel()
+	missing, err := s.cfg.NATS.Gone(ctx, m.known())
+	if err != nil {
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "failed to look for topics that are gone; keeping their metrics", slog.Any("error", err))
+		return
+	}
+	s.swept = time.Now()
+	gone := make(map[string]bool, len(missing))
+	for _, topic := range missing {
+		gone[topic] = true
+	}
+	listed := make(map[pair]bool, len(lags))
+	for _, lag := range lags {
+		delete(gone, lag.Topic)
+		listed[pair{lag.Topic, lag.Group}] = true
+	}
+	all := s.lags != nil && s.lags.complete
+	m.sweep(gone, func(p pair) bool { return !all || listed[p] })
 }
 
 // desc returns the description of a gauge of the table.

@@ -19,12 +19,15 @@ import (
 type natsState struct {
 	info    jetstream.ServerInfo
 	streams []jetstream.StreamStorage
+	gone    []string
 	err     error
 }
 
 func (n natsState) Info(context.Context) (jetstream.ServerInfo, error) { return n.info, n.err }
 
 func (n natsState) Placements(context.Context) ([]jetstream.Placement, error) { return nil, n.err }
+
+func (n natsState) Gone(context.Context, []string) ([]string, error) { return n.gone, n.err }
 
 func (n natsState) Streams(context.Context) ([]jetstream.StreamStorage, error) {
 	return n.streams, n.err

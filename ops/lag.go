@@ -121,6 +121,8 @@ type lags struct {
 	mu   sync.Mutex
 	read time.Time
 	last []jetstream.Lag
+	// complete says that last has all groups that there are.
+	complete bool
 }
 
 // lagMetrics are the metrics that lags collects.
@@ -210,5 +212,6 @@ func (l *lags) all(maxAge time.Duration) []jetstream.Lag {
 		l.logger.LogAttrs(ctx, slog.LevelWarn, "there are more groups than the metrics show", slog.Int("limit", jetstream.MaxLags))
 	}
 	l.last, l.read = found.Lags, time.Now()
+	l.complete = err == nil && found.Unknown == 0 && !found.More
 	return l.last
 }

@@ -1,14 +1,18 @@
 package ops
 
 import (
+	"maps"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/panics"
@@ -40,8 +44,8 @@ const (
 // Metrics exports the reports of the bus and the facade as Prometheus metrics. Its methods may be
 // called concurrently.
 //
-// Labels are resolved once, when an observer is created, so each report costs only a few atomic
-// operations.
+// Labels are resolved when an observer is created, and again when its series have ended. Each
+// report in between costs only a few atomic operations.
 type Metrics struct {
 	traffic
 	outboxes
@@ -59,8 +63,6 @@ type Metrics struct {
 	topicOutcome map[jetstream.Outcome]*prometheus.CounterVec // with a label for the topic alone
 	resets       *prometheus.CounterVec
 	lost         *prometheus.CounterVec
-	inFlight     *prometheus.GaugeVec
-	wsInFlight   *prometheus.GaugeVec
 	polled       *prometheus.HistogramVec
 	handled      *prometheus.HistogramVec
 	latency      *prometheus.HistogramVec
@@ -77,9 +79,15 @@ type Metrics struct {
 	spansDropped *prometheus.CounterVec
 	gauges       map[string]prometheus.Gauge
 
-	mu     sync.Mutex
-	topics map[string]struct{}
-	pairs  map[pair]*pairUse
+	// topicVecs and pairVecs are the metrics whose labels are those of a topic, and of a pair.
+	topicVecs, pairVecs map[string]*prometheus.MetricVec
+
+	mu        sync.Mutex
+	topics    table[string, topicSeries]
+	pairs     table[pair, pairSeries]
+	observers map[*groupObserver]struct{}
+	members   map[pair]int       // observers of each pair
+	ended     map[string]float64 // what series that have ended counted, by metric
 }
 
 var _ jetstream.Observer = (*Metrics)(nil)
@@ -87,12 +95,27 @@ var _ jetstream.Observer = (*Metrics)(nil)
 // pair holds the labels of a group's series.
 type pair struct{ topic, group string }
 
-// pairUse counts the observers of a pair.
-type pairUse struct {
-	observers int
-	// durable pairs keep their series without observers, because a durable group outlives its
-	// members.
-	durable bool
+// topicSeries are the series in which a topic is counted.
+type topicSeries struct {
+	published prometheus.Counter
+	failed    prometheus.Counter
+	ignored   prometheus.Counter
+	took      prometheus.Observer
+	outcomes  [jetstream.Dropped + 1]prometheus.Counter
+	// The series of schemas and snapshots begin with their first use, for most topics have none.
+	refused, stored, bare, snapshots func() prometheus.Counter
+}
+
+// pairSeries are the series in which a pair is counted.
+type pairSeries struct {
+	delivered   prometheus.Counter
+	redelivered prometheus.Counter
+	resets      prometheus.Counter
+	lost        prometheus.Counter
+	outcomes    [jetstream.Dropped + 1]prometheus.Counter
+	polled      prometheus.Observer
+	handled     prometheus.Observer
+	latency     prometheus.Observer
 }
 
 // NewMetrics registers all metrics with reg, including those of the Go runtime and the process. It
@@ -122,8 +145,6 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 		jetstream:    newJetStreamErrors(reg),
 		resets:       newCounter(reg, "eventhub_group_resets_total"),
 		lost:         newCounter(reg, "eventhub_events_lost_total"),
-		inFlight:     newGauge(reg, "events_inflight"),
-		wsInFlight:   newGauge(reg, "ws_inflight"),
 		polled:       newHistogram(reg, "subscribe_poll_duration_ms"),
 		handled:      newHistogram(reg, "delivery_handler_duration_ms"),
 		latency:      newHistogram(reg, "delivery_latency_ms"),
@@ -146,9 +167,37 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 			jetstream.GaugeStreamsFailed: newGauge(reg, "eventhub_streams_failed").WithLabelValues(),
 			jetstream.GaugeDelayed:       newGauge(reg, "eventhub_delayed").WithLabelValues(),
 		},
-		topics: make(map[string]struct{}),
-		pairs:  make(map[pair]*pairUse),
+		observers: make(map[*groupObserver]struct{}),
+		members:   make(map[pair]int),
+		ended:     make(map[string]float64),
 	}
+	m.topicVecs = map[string]*prometheus.MetricVec{
+		"events_published_total": m.published.MetricVec, "eventhub_publish_failures_total": m.publishFailed.MetricVec,
+		"eventhub_publish_duration_seconds": m.publishTook.MetricVec, "eventhub_groups_ignored_total": m.ignored.MetricVec,
+		"eventhub_schema_unversioned_total": m.unversioned.MetricVec, "eventhub_snapshots_total": m.snapshots.MetricVec,
+		"eventhub_leases_returned_total": m.topicOutcome[jetstream.Returned].MetricVec,
+		"eventhub_leases_dropped_total":  m.topicOutcome[jetstream.Dropped].MetricVec,
+	}
+	m.pairVecs = map[string]*prometheus.MetricVec{
+		"events_delivered_total": m.delivered.MetricVec, "eventhub_redeliveries_total": m.redelivered.MetricVec,
+		"eventhub_group_resets_total": m.resets.MetricVec, "eventhub_events_lost_total": m.lost.MetricVec,
+		"subscribe_poll_duration_ms": m.polled.MetricVec, "delivery_handler_duration_ms": m.handled.MetricVec, "delivery_latency_ms": m.latency.MetricVec,
+		"events_acked_total": m.outcomes[jetstream.Acked].MetricVec, "events_nacked_total": m.outcomes[jetstream.Nacked].MetricVec,
+		"eventhub_leases_expired_total": m.outcomes[jetstream.Expired].MetricVec, "events_dead_lettered_total": m.outcomes[jetstream.DeadLettered].MetricVec,
+	}
+	m.topics = table[string, topicSeries]{
+		max: MaxTopics, room: 2 * MaxTopics, other: OtherLabel, resolve: m.seriesOfTopic, end: m.endTopic, entries: make(map[string]*entry[topicSeries]),
+	}
+	m.pairs = table[pair, pairSeries]{
+		max: MaxPairs, room: 2 * MaxPairs, other: pair{OtherLabel, OtherLabel}, resolve: m.seriesOfPair, end: m.endPair, entries: make(map[pair]*entry[pairSeries]),
+	}
+	held, wsHeld := desc("events_inflight"), desc("ws_inflight")
+	reg.MustRegister(collected{[]*prometheus.Desc{held, wsHeld}, func(set func(*prometheus.Desc, float64, ...string)) {
+		for p, n := range m.held() {
+			set(held, float64(n), p.topic, p.group)
+			set(wsHeld, float64(n), p.topic, p.group)
+		}
+	}})
 	clients := newCounter(reg, "eventhub_native_clients_total")
 	for _, outcome := range []string{jetstream.CalloutAllowed, jetstream.CalloutRefused, jetstream.CalloutFailed, jetstream.CalloutKicked} {
 		m.native[outcome] = clients.WithLabelValues(outcome)
@@ -173,18 +222,80 @@ func buildVersion() string {
 func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	topic = m.topicLabel(topic)
-	for _, v := range m.topicOutcome {
-		v.WithLabelValues(topic)
+	return m.topic(topic)
+}
+
+// topic is Topic with m.mu held.
+func (m *Metrics) topic(topic string) *topicObserver {
+	o := &topicObserver{metrics: m, topic: topic}
+	e := m.topics.get(topic)
+	if !e.own && topic != OtherLabel {
+		m.limitReached.WithLabelValues(limitTopics).Inc()
 	}
-	return &topicObserver{
+	o.at.Store(e)
+	return o
+}
+
+// seriesOfTopic makes the series with the label of a topic.
+func (m *Metrics) seriesOfTopic(topic string) topicSeries {
+	s := topicSeries{
 		published: m.published.WithLabelValues(topic),
 		failed:    m.publishFailed.WithLabelValues(topic),
 		took:      m.publishTook.WithLabelValues(topic),
 		ignored:   m.ignored.WithLabelValues(topic),
-		broken:    func(action string) { m.schemas.WithLabelValues(topic, action).Inc() },
-		bare:      func() { m.unversioned.WithLabelValues(topic).Inc() },
+		refused:   sync.OnceValue(func() prometheus.Counter { return m.schemas.WithLabelValues(topic, "refused") }),
+		stored:    sync.OnceValue(func() prometheus.Counter { return m.schemas.WithLabelValues(topic, "stored") }),
+		bare:      sync.OnceValue(func() prometheus.Counter { return m.unversioned.WithLabelValues(topic) }),
+		snapshots: sync.OnceValue(func() prometheus.Counter { return m.snapshots.WithLabelValues(topic) }),
 	}
+	for how, v := range m.topicOutcome {
+		s.outcomes[how] = v.WithLabelValues(topic)
+	}
+	return s
+}
+
+// seriesOfPair makes the series with the labels of a pair.
+func (m *Metrics) seriesOfPair(p pair) pairSeries {
+	s := pairSeries{
+		delivered:   m.delivered.WithLabelValues(p.topic, p.group),
+		redelivered: m.redelivered.WithLabelValues(p.topic, p.group),
+		resets:      m.resets.WithLabelValues(p.topic, p.group),
+		lost:        m.lost.WithLabelValues(p.topic, p.group),
+		polled:      m.polled.WithLabelValues(p.topic, p.group),
+		handled:     m.handled.WithLabelValues(p.topic, p.group),
+		latency:     m.latency.WithLabelValues(p.topic, p.group),
+	}
+	for how, v := range m.outcomes {
+		s.outcomes[how] = v.WithLabelValues(p.topic, p.group)
+	}
+	return s
+}
+
+// endTopic removes the series of a topic. m.mu is held.
+func (m *Metrics) endTopic(topic string) {
+	for name, v := range m.topicVecs {
+		m.endSeries(name, v, topic)
+	}
+	for _, action := range []string{"refused", "stored"} {
+		m.endSeries("eventhub_schema_violations_total", m.schemas.MetricVec, topic, action)
+	}
+}
+
+// endPair removes the series of a pair. m.mu is held.
+func (m *Metrics) endPair(p pair) {
+	for name, v := range m.pairVecs {
+		m.endSeries(name, v, p.topic, p.group)
+	}
+}
+
+func (m *Metrics) endSeries(name string, v *prometheus.MetricVec, labels ...string) {
+	if series, err := v.GetMetricWithLabelValues(labels...); err == nil {
+		var last dto.Metric
+		if series.Write(&last) == nil {
+			m.ended[name] += reading(&last)
+		}
+	}
+	v.DeleteLabelValues(labels...)
 }
 
 // Group returns the observer for one subscription.
@@ -194,40 +305,12 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 	if ephemeral {
 		group = EphemeralLabel
 	}
-	p := pair{m.topicLabel(topic), strings.ToValidUTF8(group, "?")}
-	use, ok := m.pairs[p]
-	switch {
-	case ok:
-	case len(m.pairs) >= MaxPairs:
+	o := &groupObserver{metrics: m, pair: pair{topic, strings.ToValidUTF8(group, "?")}, durable: !ephemeral, topic: m.topic(topic)}
+	if !o.look().own && o.pair != m.pairs.other {
 		m.limitReached.WithLabelValues(limitPairs).Inc()
-		// Shared pair: not counted in m.pairs, and never removed.
-		p, use = pair{OtherLabel, OtherLabel}, nil
-	default:
-		use = &pairUse{}
-		m.pairs[p] = use
 	}
-	if use != nil {
-		use.observers++
-		use.durable = use.durable || !ephemeral
-	}
-	o := &groupObserver{
-		metrics: m, pair: p, use: use,
-		delivered:   m.delivered.WithLabelValues(p.topic, p.group),
-		redelivered: m.redelivered.WithLabelValues(p.topic, p.group),
-		resets:      m.resets.WithLabelValues(p.topic, p.group),
-		lost:        m.lost.WithLabelValues(p.topic, p.group),
-		inFlight:    m.inFlight.WithLabelValues(p.topic, p.group),
-		wsInFlight:  m.wsInFlight.WithLabelValues(p.topic, p.group),
-		polled:      m.polled.WithLabelValues(p.topic, p.group),
-		handled:     m.handled.WithLabelValues(p.topic, p.group),
-		latency:     m.latency.WithLabelValues(p.topic, p.group),
-	}
-	for how, v := range m.outcomes {
-		o.outcomes[how] = v.WithLabelValues(p.topic, p.group)
-	}
-	for how, v := range m.topicOutcome {
-		o.outcomes[how] = v.WithLabelValues(p.topic)
-	}
+	m.observers[o] = struct{}{}
+	m.members[o.pair]++
 	return o
 }
 
@@ -276,138 +359,179 @@ func (m *Metrics) Gauge(name string, value float64) {
 // hub may not have used yet. Beyond MaxTopics and MaxPairs, it does nothing.
 func (m *Metrics) exists(topic, group string) {
 	m.mu.Lock()
-	_, known := m.topics[topic]
-	_, observed := m.pairs[pair{topic, group}]
-	room := len(m.topics) < MaxTopics
-	pairRoom := len(m.pairs) < MaxPairs
-	m.mu.Unlock()
-	if !known && !room {
-		return
-	}
-	if !known {
-		m.Topic(topic)
-	}
-	if group != "" && !observed && pairRoom {
-		m.Group(topic, group, false).Close()
+	defer m.mu.Unlock()
+	m.topics.exists(topic)
+	if group != "" {
+		m.pairs.exists(pair{topic, group})
 	}
 }
 
-// topicLabel returns the label of a topic. The caller holds m.mu.
-func (m *Metrics) topicLabel(topic string) string {
-	if _, ok := m.topics[topic]; ok {
-		return topic
-	}
-	if len(m.topics) >= MaxTopics {
-		m.limitReached.WithLabelValues(limitTopics).Inc()
-		return OtherLabel
-	}
-	m.topics[topic] = struct{}{}
-	return topic
-}
-
-// release ends one use of a pair. With the last use, it removes the series of an ephemeral pair.
-func (m *Metrics) release(p pair, use *pairUse) {
+// known returns the topics that have series, or share some.
+func (m *Metrics) known() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	use.observers--
-	if use.observers > 0 || use.durable {
+	return slices.Collect(maps.Keys(m.topics.entries))
+}
+
+// sweep ends the series of topics that are gone, and of groups of which there reports false. Groups
+// that have members on this hub, and the pair of dead letters of delayed events, which is no group,
+// end with their topic at the earliest.
+func (m *Metrics) sweep(gone map[string]bool, there func(pair) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.topics.sweep(func(topic string) bool { return !gone[topic] })
+	m.pairs.sweep(func(p pair) bool {
+		return m.members[p] > 0 || !gone[p.topic] && (p.group == jetstream.DelayedGroup || there(p))
+	})
+}
+
+// held returns the leases that are held through this hub.
+func (m *Metrics) held() map[pair]int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sums := make(map[pair]int64)
+	for p, e := range m.pairs.entries {
+		if e.own {
+			sums[p] = 0
+		}
+	}
+	if m.pairs.shared {
+		sums[m.pairs.other] = 0
+	}
+	for o := range m.observers {
+		at := o.pair
+		if _, own := sums[at]; !own {
+			at = m.pairs.other
+		}
+		sums[at] += o.held.Load()
+	}
+	return sums
+}
+
+// release ends an observer. With the last one of a pair, it ends the series of an ephemeral pair. A
+// durable group outlives its members.
+func (m *Metrics) release(o *groupObserver) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, open := m.observers[o]; !open {
 		return
 	}
-	delete(m.pairs, p)
-	m.delivered.DeleteLabelValues(p.topic, p.group)
-	m.redelivered.DeleteLabelValues(p.topic, p.group)
-	m.resets.DeleteLabelValues(p.topic, p.group)
-	m.lost.DeleteLabelValues(p.topic, p.group)
-	for _, v := range m.outcomes {
-		v.DeleteLabelValues(p.topic, p.group)
+	delete(m.observers, o)
+	m.members[o.pair]--
+	if m.members[o.pair] > 0 {
+		return
 	}
-	for _, v := range []*prometheus.GaugeVec{m.inFlight, m.wsInFlight} {
-		v.DeleteLabelValues(p.topic, p.group)
-	}
-	for _, v := range []*prometheus.HistogramVec{m.polled, m.handled, m.latency} {
-		v.DeleteLabelValues(p.topic, p.group)
+	delete(m.members, o.pair)
+	if e, ok := m.pairs.entries[o.pair]; ok && (!e.own || !e.durable) {
+		m.pairs.drop(o.pair)
 	}
 }
 
-// topicObserver holds the resolved series of one topic.
+// counted returns what series that have ended counted, by the name of their metric.
+func (m *Metrics) counted() map[string]float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.ended)
+}
+
+// topicObserver counts for one topic.
 type topicObserver struct {
-	published prometheus.Counter
-	failed    prometheus.Counter
-	ignored   prometheus.Counter
-	broken    func(action string)
-	bare      func()
-	took      prometheus.Observer
+	metrics *Metrics
+	topic   string
+	at      atomic.Pointer[entry[topicSeries]]
+}
+
+// series returns the series in which the topic is counted now.
+func (o *topicObserver) series() *topicSeries {
+	e := o.at.Load()
+	if e.ended.Load() {
+		o.metrics.mu.Lock()
+		e = o.metrics.topics.get(o.topic)
+		o.metrics.mu.Unlock()
+		o.at.Store(e)
+	}
+	return &e.series
 }
 
 func (o *topicObserver) Published(took time.Duration) {
-	o.published.Inc()
-	o.took.Observe(took.Seconds())
+	s := o.series()
+	s.published.Inc()
+	s.took.Observe(took.Seconds())
 }
 
-func (o *topicObserver) PublishFailed() { o.failed.Inc() }
+func (o *topicObserver) PublishFailed() { o.series().failed.Inc() }
 
-func (o *topicObserver) GroupIgnored() { o.ignored.Inc() }
+func (o *topicObserver) GroupIgnored() { o.series().ignored.Inc() }
 
-func (o *topicObserver) SchemaUnversioned() { o.bare() }
+func (o *topicObserver) SchemaUnversioned() { o.series().bare().Inc() }
 
 func (o *topicObserver) SchemaBroken(refused bool) {
 	if refused {
-		o.broken("refused")
+		o.series().refused().Inc()
 	} else {
-		o.broken("stored")
+		o.series().stored().Inc()
 	}
 }
 
-// groupObserver holds the resolved series of one pair, for one subscription.
+// groupObserver counts for one subscription.
 type groupObserver struct {
 	metrics *Metrics
 	pair    pair
-	use     *pairUse
-	closed  sync.Once
+	durable bool
+	topic   *topicObserver
+	at      atomic.Pointer[entry[pairSeries]]
+	held    atomic.Int64 // leases
+}
 
-	delivered   prometheus.Counter
-	redelivered prometheus.Counter
-	resets      prometheus.Counter
-	lost        prometheus.Counter
-	outcomes    [jetstream.Dropped + 1]prometheus.Counter
-	inFlight    prometheus.Gauge
-	wsInFlight  prometheus.Gauge
-	polled      prometheus.Observer
-	handled     prometheus.Observer
-	latency     prometheus.Observer
+// look looks the entry of the pair up. metrics.mu is held.
+func (o *groupObserver) look() *entry[pairSeries] {
+	e := o.metrics.pairs.get(o.pair)
+	e.durable = e.durable || o.durable
+	o.at.Store(e)
+	return e
+}
+
+// series returns the series in which the pair is counted now.
+func (o *groupObserver) series() *pairSeries {
+	e := o.at.Load()
+	if e.ended.Load() {
+		o.metrics.mu.Lock()
+		e = o.look()
+		o.metrics.mu.Unlock()
+	}
+	return &e.series
 }
 
 func (o *groupObserver) Delivered(attempt int) {
-	o.delivered.Inc()
+	s := o.series()
+	s.delivered.Inc()
 	if attempt > 1 {
-		o.redelivered.Inc()
+		s.redelivered.Inc()
 	}
 }
 
 func (o *groupObserver) Settled(how jetstream.Outcome, held, age time.Duration) {
-	o.outcomes[how].Inc()
-	o.handled.Observe(milliseconds(held))
+	s := o.series()
+	if c := s.outcomes[how]; c != nil {
+		c.Inc()
+	} else {
+		o.topic.series().outcomes[how].Inc()
+	}
+	s.handled.Observe(milliseconds(held))
 	if how == jetstream.Acked {
-		o.latency.Observe(milliseconds(age))
+		s.latency.Observe(milliseconds(age))
 	}
 }
 
-func (o *groupObserver) InFlight(delta int) {
-	o.inFlight.Add(float64(delta))
-	o.wsInFlight.Add(float64(delta))
-}
+func (o *groupObserver) InFlight(delta int) { o.held.Add(int64(delta)) }
 
-func (o *groupObserver) Polled(took time.Duration) { o.polled.Observe(milliseconds(took)) }
+func (o *groupObserver) Polled(took time.Duration) { o.series().polled.Observe(milliseconds(took)) }
 
-func (o *groupObserver) Reset() { o.resets.Inc() }
+func (o *groupObserver) Reset() { o.series().resets.Inc() }
 
-func (o *groupObserver) Lost(events uint64) { o.lost.Add(float64(events)) }
+func (o *groupObserver) Lost(events uint64) { o.series().lost.Add(float64(events)) }
 
-func (o *groupObserver) Close() {
-	if o.use != nil {
-		o.closed.Do(func() { o.metrics.release(o.pair, o.use) })
-	}
-}
+func (o *groupObserver) Close() { o.metrics.release(o) }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
@@ -442,7 +566,9 @@ func (m *Metrics) SpansDropped(reason string, n int) {
 	m.spansDropped.WithLabelValues(reason).Add(float64(n))
 }
 
-// Snapshots counts keys that a compactor wrote. The topics come from the topics file.
+// Snapshots counts keys that a compactor wrote.
 func (m *Metrics) Snapshots(topic string, keys int) {
-	m.snapshots.WithLabelValues(topic).Add(float64(keys))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.topics.get(topic).series.snapshots().Add(float64(keys))
 }

@@ -26,6 +26,8 @@ type NATS interface {
 	// Streams lists what the streams of topics store, and Placements where all streams are stored.
 	Streams(ctx context.Context) ([]jetstream.StreamStorage, error)
 	Placements(ctx context.Context) ([]jetstream.Placement, error)
+	// Gone returns those of topics that do not exist.
+	Gone(ctx context.Context, topics []string) ([]string, error)
 }
 
 var _ NATS = jetstream.NATS{}

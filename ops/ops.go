@@ -115,6 +115,7 @@ type Server struct {
 	storage *storage      // nil without Config.NATS
 	// asked has the metrics of groups, for which NATS is asked at each scrape.
 	asked *prometheus.Registry
+	swept time.Time // when gather last looked for what is gone
 	rates rates
 }
 

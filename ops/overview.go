@@ -21,8 +21,8 @@ type overview struct {
 	Addresses Addresses `json:"addresses"`
 	// Checks are those of /readyz.
 	Checks map[string]string `json:"checks"`
-	// Totals are the metrics of this hub by name, each summed over its series. A histogram counts
-	// its observations.
+	// Totals are the metrics of this hub by name, each summed over its series, also over those that
+	// have ended. A histogram counts its observations.
 	Totals map[string]float64 `json:"totals"`
 	// Outboxes and Projections are those of this hub.
 	Outboxes    []outboxFigures     `json:"outboxes"`
@@ -101,6 +101,11 @@ func (s *Server) overview(w http.ResponseWriter, r *http.Request) {
 			if sum := total(f); !math.IsInf(sum, 0) {
 				o.Totals[f.GetName()] = sum
 			}
+		}
+	}
+	if s.cfg.Observed != nil {
+		for name, n := range s.cfg.Observed.counted() {
+			o.Totals[name] += n
 		}
 	}
 	o.Outboxes, o.Projections = outboxesOf(families), projectionsOf(families)
