@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math"
@@ -46,16 +47,13 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	}
 	wg.Wait()
 	if m := s.cfg.Observed; m != nil {
-		for _, lag := range lags {
-			if !lag.Ephemeral {
-				m.exists(lag.Topic, lag.Group)
-			}
-		}
+		var topics []string
 		for _, stream := range streams {
 			if stream.Topic != "" {
-				m.exists(stream.Topic, "")
+				topics = append(topics, stream.Topic)
 			}
 		}
+		m.exist(topics, lags)
 		s.sweep(m, lags)
 	}
 	return prometheus.Gatherers{s.cfg.Registry, s.asked}.Gather()
@@ -182,6 +180,7 @@ func (b broadcastStates) Collect(metrics chan<- prometheus.Metric) {
 // storage collects at each scrape what NATS stores, and what it may still store.
 type storage struct {
 	nats   NATS
+	max    int // streams with series of their own
 	logger *slog.Logger
 
 	used, left, streamUsed, streamLeft *prometheus.Desc
@@ -192,9 +191,9 @@ type storage struct {
 }
 
 // newStorage adds the metrics of storage to a registry.
-func newStorage(reg prometheus.Registerer, nats NATS, logger *slog.Logger) *storage {
+func newStorage(reg prometheus.Registerer, nats NATS, series Series, logger *slog.Logger) *storage {
 	c := &storage{
-		nats: nats, logger: logger,
+		nats: nats, max: series.upTo(MaxTopics), logger: logger,
 		used: desc("eventhub_storage_used_bytes"), left: desc("eventhub_storage_left_bytes"),
 		streamUsed: desc("eventhub_stream_bytes"), streamLeft: desc("eventhub_stream_left_bytes"),
 	}
@@ -223,7 +222,7 @@ func (c *storage) collect(set func(d *prometheus.Desc, value float64, labels ...
 			set(c.left, left, of.storage)
 		}
 	}
-	for _, s := range bounded(c.all()) {
+	for _, s := range bounded(c.all(), c.max) {
 		set(c.streamUsed, float64(s.Bytes), s.Stream, string(s.OnFull))
 		set(c.streamLeft, float64(leftOf(s)), s.Stream, string(s.OnFull))
 	}
@@ -233,27 +232,28 @@ func leftOf(s jetstream.StreamStorage) int64 {
 	return max(s.MaxBytes-int64(min(s.Bytes, math.MaxInt64)), 0) //nolint:gosec // bounded
 }
 
-// bounded returns the streams that have a bound, those with the least room first. Beyond MaxTopics,
-// one entry per OnFull stands for the rest: what they store together, and the room of the fullest.
-func bounded(all []jetstream.StreamStorage) []jetstream.StreamStorage {
+// bounded returns the streams that have a bound; of more than most, those with the smallest part
+// left. One entry per OnFull stands for the rest, with the figures of the fullest.
+func bounded(all []jetstream.StreamStorage, most int) []jetstream.StreamStorage {
 	kept := slices.DeleteFunc(slices.Clone(all), func(s jetstream.StreamStorage) bool { return s.MaxBytes <= 0 })
-	if len(kept) <= MaxTopics {
+	if len(kept) <= most {
 		return kept
 	}
-	slices.SortStableFunc(kept, func(a, b jetstream.StreamStorage) int { return int(min(max(leftOf(a)-leftOf(b), -1), 1)) })
-	rest := make(map[jetstream.OnFull]*jetstream.StreamStorage)
-	for _, s := range kept[MaxTopics:] {
-		sum, ok := rest[s.OnFull]
-		if !ok {
-			sum = &jetstream.StreamStorage{Stream: OtherLabel, OnFull: s.OnFull, MaxBytes: leftOf(s)}
-			rest[s.OnFull] = sum
+	part := func(s jetstream.StreamStorage) float64 {
+		if s.Stream == OtherLabel {
+			return math.Inf(1) // the label is taken
 		}
-		sum.Bytes += s.Bytes
-		sum.MaxBytes += int64(min(s.Bytes, math.MaxInt64)) //nolint:gosec // bounded
+		return float64(leftOf(s)) / float64(s.MaxBytes)
 	}
-	kept = kept[:MaxTopics]
-	for _, sum := range rest {
-		kept = append(kept, *sum)
+	slices.SortStableFunc(kept, func(a, b jetstream.StreamStorage) int { return cmp.Compare(part(a), part(b)) })
+	rest := kept[most:]
+	kept = kept[:most:most]
+	for _, onFull := range []jetstream.OnFull{jetstream.OnFullDrop, jetstream.OnFullReject} {
+		if i := slices.IndexFunc(rest, func(s jetstream.StreamStorage) bool { return s.OnFull == onFull }); i >= 0 {
+			fullest := rest[i]
+			fullest.Stream, fullest.Topic = OtherLabel, ""
+			kept = append(kept, fullest)
+		}
 	}
 	return kept
 }

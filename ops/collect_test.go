@@ -105,7 +105,8 @@ func TestOverviewWithoutABound(t *testing.T) {
 	}
 }
 
-// Beyond MaxTopics, the streams with the most room share a label for each OnFull.
+// Beyond a number, the streams with the largest part left share a label for each OnFull, which
+// shows the fullest of them.
 func TestStreamsAreBounded(t *testing.T) {
 	var all []jetstream.StreamStorage
 	for i := range MaxTopics + 3 {
@@ -115,18 +116,23 @@ func TestStreamsAreBounded(t *testing.T) {
 		}
 		all = append(all, s)
 	}
-	got := bounded(all)
+	got := bounded(all, MaxTopics)
 	if len(got) != MaxTopics+2 {
 		t.Fatalf("%d streams are shown", len(got))
 	}
 	for _, s := range got[MaxTopics:] {
 		want := jetstream.StreamStorage{Stream: OtherLabel, Bytes: 1, MaxBytes: 101 + MaxTopics, OnFull: jetstream.OnFullDrop}
 		if s.OnFull == jetstream.OnFullReject {
-			want = jetstream.StreamStorage{Stream: OtherLabel, Bytes: 2, MaxBytes: 101 + MaxTopics, OnFull: jetstream.OnFullReject}
+			want = jetstream.StreamStorage{Stream: OtherLabel, Bytes: 1, MaxBytes: 100 + MaxTopics, OnFull: jetstream.OnFullReject}
 		}
-		if s != want || s.OnFull == jetstream.OnFullReject && leftOf(s) != 99+MaxTopics {
+		if s != want {
 			t.Errorf("the rest is %+v, want %+v", s, want)
 		}
+	}
+	large := jetstream.StreamStorage{Stream: "large", Topic: "large", Bytes: 95e9, MaxBytes: 100e9, OnFull: jetstream.OnFullReject}
+	named := jetstream.StreamStorage{Stream: OtherLabel, Topic: OtherLabel, Bytes: 99, MaxBytes: 100, OnFull: jetstream.OnFullReject}
+	if got := bounded(append(all, named, large), 1); len(got) != 3 || got[0] != large {
+		t.Errorf("of one stream and the rest, there are %+v", got)
 	}
 }
 
@@ -137,12 +143,15 @@ func TestLagsAreBounded(t *testing.T) {
 		all = append(all, jetstream.Lag{Topic: "t", Group: strconv.Itoa(i), Pending: 1, OldestUnacked: 1})
 	}
 	all = append(all, jetstream.Lag{Topic: "t", Group: EphemeralLabel, Pending: 1}, jetstream.Lag{Topic: "u", Group: "tab3", Ephemeral: true, Pending: 1})
-	got := summed(all)
-	if len(got) != MaxPairs+1 || got[0] != (jetstream.Lag{Topic: "t", Group: EphemeralLabel, Pending: 2}) {
+	got := summed(all, func(pair) bool { return true })
+	if len(got) != MaxPairs+2 || got[0] != (jetstream.Lag{Topic: "t", Group: EphemeralLabel, Pending: 2}) {
 		t.Fatalf("%d groups are shown, the first is %+v", len(got), got[0])
 	}
-	if want := (jetstream.Lag{Topic: OtherLabel, Group: OtherLabel, Pending: 4, OldestUnacked: 1}); got[MaxPairs] != want {
+	if want := (jetstream.Lag{Topic: OtherLabel, Group: OtherLabel, Pending: 3, OldestUnacked: 1}); got[MaxPairs] != want {
 		t.Errorf("the rest is %+v, want %+v", got[MaxPairs], want)
+	}
+	if want := (jetstream.Lag{Topic: OtherLabel, Group: EphemeralLabel, Pending: 1}); got[MaxPairs+1] != want {
+		t.Errorf("the rest of the groups with a TTL is %+v, want %+v", got[MaxPairs+1], want)
 	}
 }
 
@@ -180,13 +189,15 @@ func TestCodesAreBounded(t *testing.T) {
 func TestSeriesOfWhatExists(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	m := NewMetrics(reg)
+	var topics []string
+	var lags []jetstream.Lag
 	for i := range MaxTopics + 5 {
-		m.exists(fmt.Sprint("t", i), "")
+		topics = append(topics, fmt.Sprint("t", i))
 	}
 	for i := range MaxPairs + 5 {
-		m.exists("t0", fmt.Sprint("g", i))
+		lags = append(lags, jetstream.Lag{Topic: "t0", Group: fmt.Sprint("g", i)})
 	}
-	m.exists("beyond", "g")
+	m.exist(topics, append(lags, jetstream.Lag{Topic: "t0", Group: "tab", Ephemeral: true}))
 	shown := gather(t, reg)
 	if n := len(shown["events_published_total"].GetMetric()); n != MaxTopics {
 		t.Errorf("%d topics have series, want %d", n, MaxTopics)

@@ -111,7 +111,9 @@ func (s *Server) cursors(w http.ResponseWriter, r *http.Request) {
 // lags collects the lag of all groups at each scrape, from the server's own figures. All hubs of a
 // NATS report the same.
 type lags struct {
-	groups  Groups
+	groups Groups
+	// chosen returns which pairs have series of their own; nil stands for all.
+	chosen  func() func(pair) bool
 	logger  *slog.Logger
 	pending *prometheus.Desc
 	unacked *prometheus.Desc
@@ -129,10 +131,13 @@ type lags struct {
 var lagMetrics = []string{"eventhub_group_oldest_unacked_seconds", "eventhub_group_pending", "eventhub_group_stuck", "eventhub_group_unacked"}
 
 // registerLags adds the metrics of groups to a registry.
-func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger) *lags {
+func registerLags(reg prometheus.Registerer, groups Groups, logger *slog.Logger, observed *Metrics) *lags {
 	l := &lags{
 		groups: groups, logger: logger, pending: desc("eventhub_group_pending"), unacked: desc("eventhub_group_unacked"),
 		oldest: desc("eventhub_group_oldest_unacked_seconds"), stuck: desc("eventhub_group_stuck"),
+	}
+	if observed != nil {
+		l.chosen = observed.chosen
 	}
 	reg.MustRegister(l)
 	return l
@@ -148,7 +153,11 @@ func (l *lags) Describe(descs chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector. While NATS does not answer, the series are absent.
 func (l *lags) Collect(metrics chan<- prometheus.Metric) {
-	for _, lag := range summed(l.all(lagFresh)) {
+	own := func(pair) bool { return true }
+	if l.chosen != nil {
+		own = l.chosen()
+	}
+	for _, lag := range summed(l.all(lagFresh), own) {
 		metrics <- prometheus.MustNewConstMetric(l.pending, prometheus.GaugeValue, float64(lag.Pending), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.unacked, prometheus.GaugeValue, float64(lag.InFlight), lag.Topic, lag.Group)
 		metrics <- prometheus.MustNewConstMetric(l.oldest, prometheus.GaugeValue, lag.OldestUnacked.Seconds(), lag.Topic, lag.Group)
@@ -161,18 +170,20 @@ func (l *lags) Collect(metrics chan<- prometheus.Metric) {
 }
 
 // summed returns the lags with one entry per topic for all groups with a TTL, of which there may be
-// very many, and one for all pairs beyond MaxPairs.
-func summed(all []jetstream.Lag) []jetstream.Lag {
+// very many. Beyond MaxPairs, and without series of their own, these share one entry, and all other
+// pairs share another.
+func summed(all []jetstream.Lag, own func(pair) bool) []jetstream.Lag {
 	var kept []jetstream.Lag
 	sums := make(map[pair]int)
 	for _, lag := range all {
-		if lag.Group == EphemeralLabel { // a client may call its group that
-			lag.Ephemeral = true
+		at, rest := pair{lag.Topic, lag.Group}, pair{OtherLabel, OtherLabel}
+		ephemeral := lag.Ephemeral || lag.Group == EphemeralLabel // clients may use that name
+		if ephemeral {
+			at.group, rest.group = EphemeralLabel, EphemeralLabel
 		}
-		at := pair{lag.Topic, EphemeralLabel}
-		if _, ok := sums[at]; len(kept) >= MaxPairs && (!lag.Ephemeral || !ok) {
-			at = pair{OtherLabel, OtherLabel}
-		} else if !lag.Ephemeral {
+		if _, ok := sums[at]; at == rest || !own(at) || len(kept) >= MaxPairs && !ok {
+			at = rest
+		} else if !ephemeral {
 			kept = append(kept, lag)
 			continue
 		}

@@ -32,7 +32,7 @@ func TestLag(t *testing.T) {
 	bus := openBus(t)
 	reg := prometheus.NewRegistry()
 	lags := prometheus.NewRegistry()
-	registerLags(lags, bus, slog.New(slog.DiscardHandler))
+	registerLags(lags, bus, slog.New(slog.DiscardHandler), nil)
 	h := described(t, Config{Bus: busState{}, Registry: reg, Groups: bus, Events: bus, Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	get := func(path string) (status int, body string) {
 		t.Helper()

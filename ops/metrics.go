@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"maps"
 	"runtime"
 	"runtime/debug"
@@ -83,6 +84,7 @@ type Metrics struct {
 	topicVecs, pairVecs map[string]*prometheus.MetricVec
 
 	mu        sync.Mutex
+	series    Series
 	topics    table[string, topicSeries]
 	pairs     table[pair, pairSeries]
 	observers map[*groupObserver]struct{}
@@ -187,9 +189,13 @@ func NewMetrics(reg *prometheus.Registry) *Metrics {
 	}
 	m.topics = table[string, topicSeries]{
 		max: MaxTopics, room: 2 * MaxTopics, other: OtherLabel, resolve: m.seriesOfTopic, end: m.endTopic, entries: make(map[string]*entry[topicSeries]),
+		compare: strings.Compare,
 	}
 	m.pairs = table[pair, pairSeries]{
 		max: MaxPairs, room: 2 * MaxPairs, other: pair{OtherLabel, OtherLabel}, resolve: m.seriesOfPair, end: m.endPair, entries: make(map[pair]*entry[pairSeries]),
+		compare: func(a, b pair) int {
+			return cmp.Or(strings.Compare(a.topic, b.topic), strings.Compare(a.group, b.group))
+		},
 	}
 	held, wsHeld := desc("events_inflight"), desc("ws_inflight")
 	reg.MustRegister(collected{[]*prometheus.Desc{held, wsHeld}, func(set func(*prometheus.Desc, float64, ...string)) {
@@ -229,7 +235,7 @@ func (m *Metrics) Topic(topic string) jetstream.TopicObserver {
 func (m *Metrics) topic(topic string) *topicObserver {
 	o := &topicObserver{metrics: m, topic: topic}
 	e := m.topics.get(topic)
-	if !e.own && topic != OtherLabel {
+	if !e.own && topic != m.topics.other && m.series == AllSeries {
 		m.limitReached.WithLabelValues(limitTopics).Inc()
 	}
 	o.at.Store(e)
@@ -306,7 +312,7 @@ func (m *Metrics) Group(topic, group string, ephemeral bool) jetstream.GroupObse
 		group = EphemeralLabel
 	}
 	o := &groupObserver{metrics: m, pair: pair{topic, strings.ToValidUTF8(group, "?")}, durable: !ephemeral, topic: m.topic(topic)}
-	if !o.look().own && o.pair != m.pairs.other {
+	if !o.look().own && o.pair != m.pairs.other && m.series == AllSeries {
 		m.limitReached.WithLabelValues(limitPairs).Inc()
 	}
 	m.observers[o] = struct{}{}
@@ -355,15 +361,50 @@ func (m *Metrics) Gauge(name string, value float64) {
 	}
 }
 
-// exists makes the series of a topic, and of a durable group of it if group is not "", that this
-// hub may not have used yet. Beyond MaxTopics and MaxPairs, it does nothing.
-func (m *Metrics) exists(topic, group string) {
+// limit sets how many topics and groups have series of their own, from the next exist on.
+func (m *Metrics) limit(series Series) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.topics.exists(topic)
-	if group != "" {
-		m.pairs.exists(pair{topic, group})
+	m.series = series
+	m.topics.max, m.pairs.max = series.upTo(MaxTopics), series.upTo(MaxPairs)
+}
+
+// exist decides which topics and groups have series of their own, now that all are known that
+// exist: this hub may not have used them yet.
+func (m *Metrics) exist(topics []string, lags []jetstream.Lag) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ofTopics, ofPairs := make(map[string]rank), make(map[pair]rank)
+	for _, topic := range topics {
+		ofTopics[topic] = rank{}
 	}
+	var durable []pair
+	for i := range lags {
+		lag := &lags[i]
+		p := pair{lag.Topic, lag.Group}
+		if lag.Ephemeral {
+			p.group = EphemeralLabel
+		} else {
+			durable = append(durable, p)
+		}
+		ofTopics[p.topic] = ofTopics[p.topic].add(lag)
+		ofPairs[p] = ofPairs[p].add(lag)
+	}
+	m.topics.choose(slices.Collect(maps.Keys(ofTopics)), ofTopics)
+	m.pairs.choose(durable, ofPairs)
+}
+
+// chosen returns a function that reports whether the lag of a pair has series of its own. Other
+// hubs may have members of groups with a TTL that this hub has not met.
+func (m *Metrics) chosen() func(pair) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	own := make(map[pair]bool, m.pairs.own)
+	for p, e := range m.pairs.entries {
+		own[p] = e.own
+	}
+	all := m.series == AllSeries
+	return func(p pair) bool { return own[p] || all && p.group == EphemeralLabel }
 }
 
 // known returns the topics that have series, or share some.

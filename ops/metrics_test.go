@@ -105,7 +105,7 @@ func TestTableIsWhatMetricsShows(t *testing.T) {
 		Outbound: func() Outbound { return Outbound{} }, Broadcasts: func() Broadcasts { return Broadcasts{} }, KeysAge: func() time.Duration { return 0 },
 	})
 	lags := prometheus.NewRegistry()
-	registerLags(lags, bus, slog.New(slog.DiscardHandler))
+	registerLags(lags, bus, slog.New(slog.DiscardHandler), nil)
 	shown := gather(t, reg)
 	maps.Copy(shown, gather(t, lags))
 	rec := httptest.NewRecorder()

@@ -39,6 +39,10 @@ type Config struct {
 	// Observed, if not nil, is the Metrics in Registry. At each scrape it gets the series of all
 	// topics and groups that exist, also of those that this hub has not used.
 	Observed *Metrics
+	// Series is how many topics and groups of Observed, and how many streams, have series of their
+	// own. Leave it at AllSeries unless their number is a burden: alerts then name OtherLabel for
+	// some of them.
+	Series Series
 	// Outbound, if not nil, returns what waits to be sent to WebSocket clients, for the metrics.
 	Outbound func() Outbound
 	// Broadcasts, if not nil, returns the state of the broadcasts, for the metrics.
@@ -131,11 +135,14 @@ func New(cfg Config) *Server {
 		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
 	}
 	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests), asked: prometheus.NewRegistry()}
+	if cfg.Observed != nil {
+		cfg.Observed.limit(cfg.Series)
+	}
 	if cfg.Groups != nil {
-		s.lags = registerLags(s.asked, cfg.Groups, cfg.Logger)
+		s.lags = registerLags(s.asked, cfg.Groups, cfg.Logger, cfg.Observed)
 	}
 	if cfg.NATS != nil {
-		s.storage = newStorage(cfg.Registry, cfg.NATS, cfg.Logger)
+		s.storage = newStorage(cfg.Registry, cfg.NATS, cfg.Series, cfg.Logger)
 	}
 	s.registerStates()
 	s.handler = s.router(s.routes())

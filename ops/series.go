@@ -1,9 +1,87 @@
 package ops
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
+
+	"eventhub/jetstream"
 )
+
+// Series is how many topics, and how many groups, have series of their own: those with the most
+// lag. The others share those of OtherLabel. The zero value is AllSeries.
+type Series int
+
+const (
+	// AllSeries is as many as MaxTopics and MaxPairs allow.
+	AllSeries Series = 0
+	// NoSeries lets all share the series of OtherLabel.
+	NoSeries Series = -1
+)
+
+// ParseSeries reads "all", "none", or a number from 1 to MaxPairs. Its errors name the text, and
+// say what is allowed.
+func ParseSeries(text string) (Series, error) {
+	switch text {
+	case "all":
+		return AllSeries, nil
+	case "none":
+		return NoSeries, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > MaxPairs {
+		return AllSeries, fmt.Errorf("%q: use all, none, or a number from 1 to %d", text, MaxPairs)
+	}
+	return Series(n), nil
+}
+
+// upTo returns the number of series that there may be with a bound.
+func (s Series) upTo(bound int) int {
+	switch s {
+	case AllSeries:
+		return bound
+	case NoSeries:
+		return 0
+	default:
+		return min(int(s), bound)
+	}
+}
+
+// keptLag is how much more lag a topic or group needs to take the place of another: those whose lag
+// is about the same do not take turns.
+const keptLag = 10 * time.Second
+
+// rank is the lag of a topic or group. The zero value is that of one without lag.
+type rank struct {
+	stuck   bool
+	oldest  time.Duration
+	backlog uint64
+}
+
+// add adds the lag of a group.
+func (r rank) add(lag *jetstream.Lag) rank {
+	return rank{r.stuck || !lag.StuckSince.IsZero(), max(r.oldest, lag.OldestUnacked), r.backlog + lag.Pending + lag.InFlight}
+}
+
+// compare returns less than 0 for the rank with more lag. own says which has series of its own.
+func (r rank) compare(other rank, own, otherOwn bool) int {
+	oldest := func(r rank, own bool) time.Duration {
+		if own {
+			return r.oldest + keptLag
+		}
+		return r.oldest
+	}
+	stuck := func(r rank) int {
+		if r.stuck {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(stuck(other)-stuck(r), cmp.Compare(oldest(other, otherOwn), oldest(r, own)), cmp.Compare(other.backlog, r.backlog))
+}
 
 // goneAfter is how long a topic or group must be missing from the lists of NATS, at least twice,
 // before its series end.
@@ -15,6 +93,8 @@ type table[K comparable, S any] struct {
 	max   int
 	room  int // for entries
 	other K
+	// compare is the order of keys whose lag is the same.
+	compare func(a, b K) int
 	// resolve returns the series with a label, and makes them. end removes them.
 	resolve func(label K) S
 	end     func(label K)
@@ -55,14 +135,43 @@ func (t *table[K, S]) get(k K) *entry[S] {
 	return t.rest
 }
 
-// exists gives a key that exists series of its own, if there is room for them.
-func (t *table[K, S]) exists(k K) {
-	e, ok := t.entries[k]
-	if (!ok || !e.own) && t.own < t.max && k != t.other {
-		e = t.put(k, true)
+// choose gives series of their own to up to max of the keys that have an entry, or that exist: to
+// those with the most lag.
+func (t *table[K, S]) choose(exist []K, lag map[K]rank) {
+	keys := make([]K, 0, max(len(t.entries), len(exist)))
+	for k := range t.entries {
+		keys = append(keys, k)
 	}
-	if e != nil {
-		e.durable = true
+	for _, k := range exist {
+		if _, ok := t.entries[k]; !ok {
+			keys = append(keys, k)
+		}
+	}
+	keys = slices.DeleteFunc(keys, func(k K) bool { return k == t.other })
+	owns := func(k K) bool {
+		e, ok := t.entries[k]
+		return ok && e.own
+	}
+	if len(keys) > t.max {
+		slices.SortFunc(keys, func(a, b K) int {
+			return cmp.Or(lag[a].compare(lag[b], owns(a), owns(b)), t.compare(a, b))
+		})
+		for _, k := range keys[t.max:] {
+			if owns(k) {
+				t.drop(k)
+			}
+		}
+		keys = keys[:t.max]
+	}
+	for _, k := range keys {
+		if !owns(k) {
+			t.put(k, true)
+		}
+	}
+	for _, k := range exist {
+		if e, ok := t.entries[k]; ok {
+			e.durable = true
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package ops
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"eventhub/jetstream"
 )
@@ -236,5 +238,175 @@ func TestSeriesEndWhileTheyAreUsed(t *testing.T) {
 	}
 	if n, ok := value(shown["events_inflight"], "g", "t"); !ok || n != 0 {
 		t.Errorf("%v events are held, there: %v", n, ok)
+	}
+}
+
+func TestParseSeries(t *testing.T) {
+	for text, want := range map[string]Series{"all": AllSeries, "none": NoSeries, "1": 1, "5000": 5000} {
+		if got, err := ParseSeries(text); got != want || err != nil {
+			t.Errorf("%q is %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "ALL", "0", "-1", "5001", "1.5", "ten", "99999999999999999999"} {
+		if _, err := ParseSeries(text); err == nil || err.Error() != fmt.Sprintf("%q: use all, none, or a number from 1 to 5000", text) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// pairsOf returns the pairs of a metric as topic/group, in order.
+func pairsOf(f *dto.MetricFamily) string {
+	var all []string
+	for _, one := range f.GetMetric() {
+		all = append(all, label(one, "topic")+"/"+label(one, "group"))
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+// Of the groups, those with the most lag have series of their own, and those whose lag is about the
+// same do not take turns. Whatever others count is in the series of other.
+func TestSeriesOfTheMostLag(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	m := NewMetrics(reg)
+	m.limit(2)
+	lag := func(name string, oldest time.Duration) jetstream.Lag {
+		return jetstream.Lag{Topic: "of-" + name, Group: name, OldestUnacked: oldest}
+	}
+	stuck := func(l jetstream.Lag) jetstream.Lag {
+		l.StuckSince = time.Now()
+		return l
+	}
+	waiting := func(l jetstream.Lag) jetstream.Lag {
+		l.Pending = 1
+		return l
+	}
+	tabs := func(oldest time.Duration) jetstream.Lag {
+		return jetstream.Lag{Topic: "of-a", Group: "tab", Ephemeral: true, OldestUnacked: oldest}
+	}
+	const s = time.Second
+	for _, step := range []struct {
+		what string
+		lags []jetstream.Lag
+		want string
+	}{
+		{"there is room", []jetstream.Lag{lag("c", 0), lag("d", 0)}, "of-c/c of-d/d"},
+		{"no lag", []jetstream.Lag{lag("a", 0), lag("b", 0), lag("c", 0), lag("d", 0)}, "of-c/c of-d/d"},
+		{"a little lag", []jetstream.Lag{lag("a", 9*s), lag("b", 0), lag("c", 0), lag("d", 0)}, "of-c/c of-d/d"},
+		{"much lag", []jetstream.Lag{lag("a", 20*s), lag("b", 40*s), lag("c", 30*s), lag("d", 0)}, "of-b/b of-c/c"},
+		{"a stuck group", []jetstream.Lag{stuck(lag("a", 0)), lag("b", 40*s), lag("c", 30*s), lag("d", 0)}, "of-a/a of-b/b"},
+		{"no lags were read", nil, "of-a/a of-b/b"},
+		{"groups with a TTL that are of other hubs", []jetstream.Lag{lag("a", 0), lag("b", 40*s), tabs(90 * s), lag("c", 30*s)}, "of-b/b of-c/c"},
+		{"a backlog, by the same lag", []jetstream.Lag{lag("a", 90*s), lag("b", 90*s), waiting(lag("c", 70*s)), waiting(lag("d", 90*s))}, "of-b/b of-d/d"},
+	} {
+		m.exist(nil, step.lags)
+		shown := gather(t, reg)
+		if got := pairsOf(shown["events_acked_total"]); got != step.want {
+			t.Errorf("%s: the groups are %s, want %s", step.what, got, step.want)
+		}
+		if own := m.chosen(); len(step.lags) > 0 {
+			var pairs []string
+			for _, l := range summed(step.lags, own) {
+				if l.Topic != OtherLabel {
+					pairs = append(pairs, l.Topic+"/"+l.Group)
+				}
+			}
+			if got := strings.Join(pairs, " "); got != step.want {
+				t.Errorf("%s: the lags are of %s, want %s", step.what, got, step.want)
+			}
+		}
+		if n := len(shown["events_published_total"].GetMetric()); n != 2 {
+			t.Errorf("%s: %d topics have series", step.what, n)
+		}
+	}
+	tab := m.Group("of-a", "tab", true)
+	m.exist(nil, []jetstream.Lag{lag("a", 0), lag("d", 30*s), tabs(90 * s)})
+	tab.Delivered(1)
+	shown := gather(t, reg)
+	if n, _ := value(shown["events_delivered_total"], EphemeralLabel, "of-a"); n != 1 {
+		t.Errorf("the groups with a TTL of this hub were given %v events, and there are %s", n, pairsOf(shown["events_delivered_total"]))
+	}
+	if n, _ := value(shown["eventhub_limit_reached_total"], limitPairs); n != 0 {
+		t.Errorf("a limit was reached %v times", n)
+	}
+}
+
+// A hub shows the topics and groups that the setting allows, and the sums are the same.
+func TestSeriesOfAHub(t *testing.T) {
+	bus := openBus(t, jetstream.TopicRule{Pattern: "**", MaxBytes: 1 << 20, OnFull: jetstream.OnFullReject})
+	for _, topic := range []string{"a", "b", "c"} {
+		if err := bus.Group(topic, "g").Seek(t.Context(), jetstream.FromEarliest); err != nil {
+			t.Fatal(err)
+		}
+		if topic != "b" {
+			continue
+		}
+		for range 3 {
+			if _, err := bus.Publish(t.Context(), topic, []byte(`1`), jetstream.PublishOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, c := range []struct{ setting, topics, groups, lags, streams string }{
+		{"all", "a/ b/ c/", "a/g b/g c/g", "a/g b/g c/g", "a b c"},
+		{"1", "b/ other/", "b/g other/other", "b/g other/other", "b other"},
+		{"none", "other/", "other/other", "other/other", "other"},
+	} {
+		series, err := ParseSeries(c.setting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reg := prometheus.NewRegistry()
+		m := NewMetrics(reg)
+		observers := make(map[string]jetstream.TopicObserver)
+		groups := make(map[string]jetstream.GroupObserver)
+		observe := func() {
+			for _, topic := range []string{"a", "b", "c"} {
+				observers[topic], groups[topic] = m.Topic(topic), m.Group(topic, "g", false)
+			}
+		}
+		if series == NoSeries {
+			observe() // before the setting is known
+		}
+		s := New(Config{Bus: bus, Registry: reg, Observed: m, Series: series, Groups: bus, NATS: bus.Admin().NATS(), Guard: Guard{Tokens: newVerifier(t)}})
+		collect := func() map[string]*dto.MetricFamily {
+			t.Helper()
+			all, err := s.gather()
+			if err != nil {
+				t.Fatal(err)
+			}
+			shown := make(map[string]*dto.MetricFamily)
+			for _, f := range all {
+				shown[f.GetName()] = f
+			}
+			return shown
+		}
+		collect()
+		if series != NoSeries {
+			observe()
+		}
+		for topic := range observers {
+			observers[topic].Published(0)
+			groups[topic].Delivered(1)
+			groups[topic].InFlight(1)
+		}
+		shown := collect()
+		for metric, want := range map[string]string{
+			"events_published_total": c.topics, "events_delivered_total": c.groups, "events_inflight": c.groups, "eventhub_group_pending": c.lags,
+		} {
+			if got := pairsOf(shown[metric]); got != want {
+				t.Errorf("%s: %s has %s, want %s", c.setting, metric, got, want)
+			}
+			if sum := total(shown[metric]); sum != 3 {
+				t.Errorf("%s: the sum of %s is %v", c.setting, metric, sum)
+			}
+		}
+		var streams []string
+		for _, one := range shown["eventhub_stream_left_bytes"].GetMetric() {
+			streams = append(streams, label(one, "stream"))
+		}
+		if got := strings.Join(streams, " "); got != c.streams {
+			t.Errorf("%s: the streams are %s, want %s", c.setting, got, c.streams)
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/topicfile"
+	"eventhub/ops"
 )
 
 // listenFlags configure where the hub listens.
@@ -26,6 +27,7 @@ type listenFlags struct {
 	OpsBind  string        `env:"EVENTHUB_OPS_BIND" default:"127.0.0.1" help:"Address for health and metrics."`
 	OpsPort  uint16        `env:"OPS_PORT" default:"8082" help:"Port for health and metrics; 0 selects a free port."`
 	Metrics  string        `name:"metrics-access" env:"EVENTHUB_METRICS_ACCESS" enum:"auto,token,open" default:"auto" help:"Access to /metrics: token requires a token for the topic eventhub.metrics, open requires none, auto is open on loopback and token elsewhere."`
+	Series   string        `name:"metrics-groups" env:"EVENTHUB_METRICS_GROUPS" default:"all" help:"How many topics, and groups, have series of their own in /metrics: all, none, or the number of those with the most lag. The others share series with the label other."`
 	Grace    time.Duration `name:"drain-grace" env:"EVENTHUB_DRAIN_GRACE" default:"2s" help:"How long clients may still settle their events when the hub stops, at most 5s."`
 	Origins  []string      `env:"EVENTHUB_ORIGINS" help:"Web origins whose pages may connect and use HTTP, such as https://*.example.com. Default: any on loopback without trusted proxies, otherwise none."`
 	Proxies  []string      `name:"trusted-proxies" env:"EVENTHUB_TRUSTED_PROXIES" help:"Addresses of reverse proxies, such as 10.0.0.7 or 10.0.0.0/24, whose X-Forwarded-For names the client. Default: none."`
@@ -75,10 +77,19 @@ func (f listenFlags) metricsNeedToken() bool {
 	return f.Metrics == "token" || f.Metrics == "auto" && !isLoopback(f.OpsBind)
 }
 
+// series returns how many topics and groups have series of their own. The flag has been checked.
+func (f listenFlags) series() ops.Series {
+	n, _ := ops.ParseSeries(f.Series)
+	return n
+}
+
 // validate returns every invalid value.
 func (f listenFlags) validate() (faults []error) {
 	if f.Grace < 0 || f.Grace > maxGrace {
 		faults = append(faults, fmt.Errorf("drain grace %v: must be 0s to %v (--drain-grace, EVENTHUB_DRAIN_GRACE)", f.Grace, maxGrace))
+	}
+	if _, err := ops.ParseSeries(f.Series); err != nil {
+		faults = append(faults, fmt.Errorf("groups in the metrics %w (--metrics-groups, EVENTHUB_METRICS_GROUPS)", err))
 	}
 	for _, o := range f.Origins {
 		if err := facade.ValidOrigin(o); err != nil {

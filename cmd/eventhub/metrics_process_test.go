@@ -117,6 +117,25 @@ func TestSeriesExistBeforeTheirFirstEvent(t *testing.T) {
 	wantSeries(t, hub, 0, append(seriesOf(""), seriesOf("billing")...)...)
 }
 
+// A hub counts everything together if it shall have no series of topics and groups.
+func TestSeriesOfNoGroup(t *testing.T) {
+	t.Parallel()
+	hub := startNode(t, "--metrics-groups=none")
+	c := hub.dial()
+	if _, err := c.Publish(t.Context(), "orders", []byte("1"), wire.PublishOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Subscribe(t.Context(), "orders", "billing", wire.SubscribeOptions{From: "earliest"}, func(wire.Event) {}); err != nil {
+		t.Fatal(err)
+	}
+	wantSeries(t, hub, 1, `events_published_total{topic="other"}`, `events_inflight{group="other",topic="other"}`, `eventhub_group_unacked{group="other",topic="other"}`)
+	for series := range metricsOf(t, hub) {
+		if strings.Contains(series, "orders") || strings.Contains(series, "billing") {
+			t.Errorf("there is %s", series)
+		}
+	}
+}
+
 // What clients are refused is counted by its code, over WebSocket and over HTTP.
 func TestRefusalsAreCountedByCode(t *testing.T) {
 	t.Parallel()

@@ -239,7 +239,7 @@ func (h *hub) open(ctx context.Context) error {
 		Bus: h.bus, Registry: registry, Ready: h.ready, Parts: h.parts, Logger: h.log,
 		Groups: h.bus, Topics: ops.TopicsOf(h.bus), DeadLetters: h.bus.Admin().DeadLetters(), Connections: connectionsOf{h.facade}, Events: h.bus,
 		NATS: h.bus.Admin().NATS(), Guard: guard, Status: facade.StatusOf, Revocations: h.revocations(), Documents: docs.Handlers(),
-		LimitReached: metrics.LimitReached, Throttle: h.throttle, Observed: metrics, KeysAge: h.tokens.KeysAge,
+		LimitReached: metrics.LimitReached, Throttle: h.throttle, Observed: metrics, Series: cmd.series(), KeysAge: h.tokens.KeysAge,
 		Outbound:   func() ops.Outbound { return ops.Outbound(h.facade.Outbound()) },
 		Broadcasts: func() ops.Broadcasts { return ops.Broadcasts(h.facade.Broadcasts()) },
 		Outboxes:   outboxesOf{h},
