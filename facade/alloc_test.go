@@ -46,7 +46,7 @@ func publishHot(tb testing.TB, s *session, msg []byte) {
 	if fail != nil {
 		tb.Fatal(fail)
 	}
-	r := s.newReceipt(s.out.replyTo(f.corr))
+	r := s.newReceipt("t", s.out.replyTo(f.corr))
 	r.answer(jetstream.Receipt{ID: "0190a1b2-c3d4-7e5f-8a9b-0123456789ab"}, nil)
 }
 

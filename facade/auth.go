@@ -102,7 +102,7 @@ func StaticToken(token string) Authenticator {
 }
 
 // verify returns the principal of a token. The principal has not expired.
-func (s *Server) verify(ctx context.Context, token string) (Principal, *fault) {
+func (s *Server) verify(ctx context.Context, token, address string) (Principal, *fault) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	p, err := s.cfg.Auth.Authenticate(ctx, token)
@@ -115,7 +115,7 @@ func (s *Server) verify(ctx context.Context, token string) (Principal, *fault) {
 	if known, ok := errors.AsType[*AuthError](err); ok {
 		return nil, &fault{code: code(known.Code), msg: known.Msg}
 	}
-	s.log.ErrorContext(ctx, "failed to check a token", slog.Any("error", err))
+	s.logFailure(ctx, slog.LevelError, "failed to check a token", address, slog.String("remote", address), slog.Any("error", err))
 	return nil, &fault{code: codeInternal, msg: "The token could not be checked."}
 }
 

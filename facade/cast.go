@@ -16,6 +16,7 @@ import (
 	"eventhub/facade/textmsg"
 	"eventhub/jetstream"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/quota"
 )
 
@@ -40,8 +41,8 @@ const (
 
 // castSource reads topics for broadcasts.
 type castSource struct {
-	bus Bus
-	log *slog.Logger
+	bus   Bus
+	often *pacedlog.Log
 }
 
 func (c castSource) Place(ctx context.Context, topic, client string) (jetstream.Place, error) {
@@ -64,7 +65,7 @@ func (c castSource) Follow(ctx context.Context, topic string, after jetstream.Pl
 		return f(e)
 	})
 	if ctx.Err() == nil && !errors.Is(err, jetstream.ErrNotFound) {
-		c.log.WarnContext(ctx, "a topic cannot be broadcast any more; its clients are told", slog.String("topic", topic), slog.Any("error", err))
+		c.often.Log(ctx, slog.LevelWarn, "a topic cannot be broadcast any more; its clients are told", topic, slog.String("topic", topic), slog.Any("error", err))
 	}
 	return err
 }
@@ -280,7 +281,7 @@ func (s *session) joinBroadcast(ctx context.Context, o *operation, c *cast) {
 	fail := s.adoptBroadcast(c, err)
 	switch {
 	case err != nil:
-		s.failBus(o.to, err, codeSubscribeFailed, "The broadcast could not be begun.")
+		s.failBus(o.to, c.topic, err, codeSubscribeFailed, "The broadcast could not be begun.")
 		return
 	case fail != nil:
 		c.stop()
@@ -748,7 +749,8 @@ func (c *cast) catchUp(from uint64, snapshot bool) {
 	switch {
 	case c.ctx.Err() != nil:
 	case err != nil:
-		srv.log.Warn("failed to read stored events for a broadcast; the client is told", slog.String("topic", c.topic), slog.Any("error", err))
+		srv.often.Log(c.ctx, slog.LevelWarn, "failed to read stored events for a broadcast; the client is told", c.client,
+			slog.String("topic", c.topic), slog.String("client", c.client), slog.Any("error", err))
 		c.End(err)
 	default:
 		c.goLive()

@@ -110,7 +110,7 @@ func (s *Server) serveBroadcast(w http.ResponseWriter, r *http.Request) {
 func (s *Server) Follow(w http.ResponseWriter, r *http.Request, p Principal, topic string, hide func(frame []byte) []byte) {
 	opts, fail := castRequest(r, topic, followParams)
 	if fail == nil {
-		fail = s.exists(r.Context(), topic)
+		fail = s.exists(r.Context(), topic, p)
 	}
 	if fail != nil {
 		s.refuse(w, fail)
@@ -120,7 +120,7 @@ func (s *Server) Follow(w http.ResponseWriter, r *http.Request, p Principal, top
 }
 
 // exists returns nil if a topic exists.
-func (s *Server) exists(ctx context.Context, topic string) *fault {
+func (s *Server) exists(ctx context.Context, topic string, p Principal) *fault {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	_, err := s.cfg.Bus.History(topic).Place(ctx, "")
@@ -130,7 +130,7 @@ func (s *Server) exists(ctx context.Context, topic string) *fault {
 	case errors.Is(err, jetstream.ErrNotFound):
 		return &fault{code: codeNotFound, msg: "There is no such topic."}
 	}
-	s.logCause(err)
+	s.logCause(ctx, topic, p.Key(), err)
 	return busFault(err, codeSubscribeFailed, "The broadcast could not be begun.")
 }
 
@@ -197,9 +197,7 @@ func (o *castStream) joinFault(ctx context.Context, err error) *fault {
 	if o.srv.streaming.Err() != nil {
 		return errDraining
 	}
-	if ctx.Err() == nil {
-		o.srv.logCause(err)
-	}
+	o.srv.logCause(ctx, o.cast.topic, o.cast.client, err)
 	return busFault(err, codeSubscribeFailed, "The broadcast could not be begun.")
 }
 

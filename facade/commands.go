@@ -189,9 +189,9 @@ func (s *session) auth(f *frame) {
 	}
 	s.principal, s.counted = p, p.Key()
 	if s.who.Swap(&p) == nil {
-		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client connected", s.client(p))
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client connected", s.attrs(p))
 	} else {
-		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client changed its token", s.client(p))
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client changed its token", s.attrs(p))
 	}
 	s.pub.CountFor(s.counted)
 	s.refusals = 0
@@ -313,10 +313,10 @@ func (s *session) send(ctx context.Context, topic string, f *frame, to replyTo) 
 	if payload == nil {
 		payload = nullPayload
 	}
-	r := s.newReceipt(to)
+	r := s.newReceipt(topic, to)
 	if err := s.pub.PublishAsync(ctx, topic, payload, f.publish, r.done); err != nil {
 		r.free()
-		s.failBus(to, err, codePublishFailed, "The event could not be published.")
+		s.failBus(to, topic, err, codePublishFailed, "The event could not be published.")
 		return false
 	}
 	return true
@@ -355,6 +355,7 @@ func (s *session) publishTopic(name []byte) (*sessionTopic, *fault) {
 // that the bus calls.
 type receipt struct {
 	session *session
+	topic   string
 	to      replyTo // corr is a copy that the receipt owns
 	hasCorr bool
 	done    func(jetstream.Receipt, error)
@@ -362,13 +363,13 @@ type receipt struct {
 
 var receipts sync.Pool
 
-func (s *session) newReceipt(to replyTo) *receipt {
+func (s *session) newReceipt(topic string, to replyTo) *receipt {
 	r, ok := receipts.Get().(*receipt)
 	if !ok {
 		r = new(receipt)
 		r.done = r.answer
 	}
-	r.session = s
+	r.session, r.topic = s, topic
 	r.to.turn = to.turn
 	r.to.corr = append(r.to.corr[:0], to.corr...)
 	r.hasCorr = to.corr != nil
@@ -382,7 +383,7 @@ func (r *receipt) answer(got jetstream.Receipt, err error) {
 		to.corr = nil
 	}
 	if err != nil {
-		r.session.failBus(to, err, codePublishFailed, "The event could not be published.")
+		r.session.failBus(to, r.topic, err, codePublishFailed, "The event could not be published.")
 	} else {
 		r.session.out.ok(to, got.ID)
 	}
@@ -390,15 +391,15 @@ func (r *receipt) answer(got jetstream.Receipt, err error) {
 }
 
 func (r *receipt) free() {
-	r.session = nil
+	r.session, r.topic = nil, ""
 	receipts.Put(r)
 }
 
 // failBus replies with an error of the bus. The client sees only errors that the bus meant for
 // clients; the causes of all other errors go to the log.
-func (s *session) failBus(to replyTo, err error, otherwise code, msg string) {
+func (s *session) failBus(to replyTo, topic string, err error, otherwise code, msg string) {
 	fail := busFault(err, otherwise, msg)
-	s.srv.logCause(err)
+	s.srv.logCause(s.ctx, topic, s.client(), err)
 	s.failWith(to, fail)
 }
 

@@ -154,9 +154,7 @@ func (c *consumer) join(ctx context.Context, f *frame) *fault {
 	joined, err := s.joinInTurn(ctx, c.sub, opts, c.push)
 	if err != nil {
 		c.sub.end()
-		if ctx.Err() == nil {
-			s.logCause(err)
-		}
+		s.logCause(ctx, c.sub.topic, c.who.Key(), err)
 		return busFault(err, codeSubscribeFailed, "The subscription could not be made.")
 	}
 	c.mu.Lock()
@@ -175,7 +173,7 @@ func (c *consumer) join(ctx context.Context, f *frame) *fault {
 func (c *consumer) stop(ctx context.Context, how ending) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	c.srv.endSub(ctx, c.sub, how)
+	c.srv.endSub(ctx, c.who.Key(), c.sub, how)
 }
 
 // end ends the delivery of events. A code of 0 means that the group was deleted.

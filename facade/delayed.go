@@ -32,7 +32,7 @@ func (s *Server) serveCancel(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, jetstream.ErrNotFound):
 		s.refuse(w, &fault{code: codeNotFound, msg: "No event of this id waits for this topic."})
 	case err != nil:
-		s.logCause(err)
+		s.logFailed(r, topic, err)
 		s.refuse(w, busFault(err, codeInternal, "The event may be cancelled or not: try again."))
 	default:
 		w.WriteHeader(http.StatusNoContent)

@@ -107,12 +107,12 @@ func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuer
 	q.opts.CountFor = p.Key()
 	cast, err := s.casterOf(waiting, q.topic, q.version)
 	if err != nil {
-		s.refuse(w, s.readFault(r, err))
+		s.refuse(w, s.readFault(r, q.topic, err))
 		return
 	}
 	found, err := s.cfg.Bus.History(q.topic).Range(waiting, q.opts)
 	if err != nil {
-		s.refuse(w, s.readFault(r, err))
+		s.refuse(w, s.readFault(r, q.topic, err))
 		return
 	}
 	f := form(found)
@@ -140,7 +140,7 @@ func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuer
 	}
 	if err := out.copy(ctx, found); err != nil {
 		if ctx.Err() == nil {
-			s.logCause(err)
+			s.logFailed(r, q.topic, err)
 		}
 		panic(http.ErrAbortHandler)
 	}

@@ -104,7 +104,7 @@ func (g *guesses) keep(hash [sha256.Size]byte, p Principal) (full bool) {
 // authenticate returns the principal of a token. The principal has not expired.
 func (s *Server) authenticate(ctx context.Context, token string, who guesser) (Principal, *fault) {
 	if token == "" {
-		return s.verify(ctx, token)
+		return s.verify(ctx, token, who.address)
 	}
 	g, hash := s.guesses, sha256.Sum256([]byte(token))
 	if !who.authenticated && !g.recognizes(hash, time.Now()) {
@@ -113,7 +113,7 @@ func (s *Server) authenticate(ctx context.Context, token string, who guesser) (P
 			return nil, &fault{code: codeRateLimited, msg: manyRefused, wait: max(wait, time.Second)}
 		}
 	}
-	p, fail := s.verify(ctx, token)
+	p, fail := s.verify(ctx, token, who.address)
 	if g.keep(hash, p) {
 		s.cfg.Observer.LimitReached("known_tokens")
 	}

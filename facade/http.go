@@ -271,7 +271,7 @@ func (s *Server) publishOne(w http.ResponseWriter, r *http.Request, topic string
 		return
 	}
 	if err != nil {
-		s.logCause(err)
+		s.logFailed(r, topic, err)
 		s.refuse(w, busFault(err, codePublishFailed, "The event could not be published."))
 		return
 	}

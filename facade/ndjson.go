@@ -181,18 +181,18 @@ func (l *lines) publish(ctx context.Context, text []byte, whole bool) error {
 		n.refuse(fail)
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	within, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := l.pub.PublishAsync(ctx, topic, payload, opts, func(got jetstream.Receipt, err error) {
+	err := l.pub.PublishAsync(within, topic, payload, opts, func(got jetstream.Receipt, err error) {
 		if err != nil {
-			n.refuse(l.fault(err))
+			n.refuse(l.fault(ctx, topic, err))
 			return
 		}
 		n.id = got.ID
 		n.done <- struct{}{}
 	})
 	if err != nil {
-		n.refuse(l.fault(err))
+		n.refuse(l.fault(ctx, topic, err))
 	}
 	return nil
 }
@@ -211,8 +211,8 @@ func (l *lines) admit() *fault {
 	return l.srv.throttle(l.principal, l.topic)
 }
 
-func (l *lines) fault(err error) *fault {
-	l.srv.logCause(err)
+func (l *lines) fault(ctx context.Context, topic string, err error) *fault {
+	l.srv.logCause(ctx, topic, l.principal.Key(), err)
 	return busFault(err, codePublishFailed, "The event could not be published.")
 }
 

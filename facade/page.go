@@ -174,7 +174,7 @@ func (s *Server) queryPage(ctx context.Context, r *http.Request, topic string, q
 		page.events, err = s.readLatest(ctx, topic, q)
 	}
 	if err != nil {
-		return page, s.readFault(r, err)
+		return page, s.readFault(r, topic, err)
 	}
 	page.caster = cast
 	return page, nil
@@ -339,7 +339,7 @@ func (s *Server) writePage(w http.ResponseWriter, r *http.Request, q *pageQuery,
 		}
 		why, err := page.caster.cast(r.Context(), e)
 		if err != nil {
-			fail := s.readFault(r, err)
+			fail := s.readFault(r, e.Topic, err)
 			if begun {
 				panic(http.ErrAbortHandler)
 			}

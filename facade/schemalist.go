@@ -46,7 +46,7 @@ func (s *Server) serveSchemaNames(w http.ResponseWriter, r *http.Request) {
 	}
 	answer, err := s.schemaNames(r, next, limit)
 	if err != nil {
-		s.logCause(err)
+		s.logFailed(r, "", err)
 		s.refuse(w, busFault(err, codeInternal, "The schemas could not be read: try again later."))
 		return
 	}

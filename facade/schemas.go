@@ -74,7 +74,7 @@ func (s *Server) serveSchemas(w http.ResponseWriter, r *http.Request) {
 	}
 	all, err := s.cfg.Bus.Schemas().List(r.Context(), topic)
 	if err != nil {
-		s.logCause(err)
+		s.logFailed(r, topic, err)
 		s.refuse(w, busFault(err, codeInternal, "The schemas could not be read: try again later."))
 		return
 	}
@@ -102,7 +102,7 @@ func (s *Server) serveSchema(w http.ResponseWriter, r *http.Request) {
 	}
 	all, err := s.cfg.Bus.Schemas().List(r.Context(), topic)
 	if err != nil {
-		s.logCause(err)
+		s.logFailed(r, topic, err)
 		s.refuse(w, busFault(err, codeInternal, "The schemas could not be read: try again later."))
 		return
 	}
@@ -140,7 +140,7 @@ func (s *Server) serveRegistration(w http.ResponseWriter, r *http.Request) {
 	}
 	v, report, err := s.cfg.Bus.Schemas().Register(r.Context(), topic, draft)
 	if err != nil {
-		s.logCause(err)
+		s.logFailed(r, topic, err)
 		s.refuse(w, busFault(err, codeInternal, "The version could not be registered: try again later."))
 		return
 	}
@@ -160,7 +160,7 @@ func (s *Server) serveSchemaCheck(w http.ResponseWriter, r *http.Request) {
 	}
 	report, err := s.cfg.Bus.Schemas().Check(r.Context(), topic, draft)
 	if err != nil {
-		s.logCause(err)
+		s.logFailed(r, topic, err)
 		s.refuse(w, busFault(err, codeInternal, "The version could not be checked: try again later."))
 		return
 	}

@@ -2,7 +2,6 @@ package facade
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -14,7 +13,7 @@ import (
 
 	"eventhub/facade/broadcast"
 	"eventhub/facade/presence"
-	"eventhub/jetstream"
+	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/quota"
 )
 
@@ -29,6 +28,8 @@ const tickInterval = 250 * time.Millisecond
 type Server struct {
 	cfg Config
 	log *slog.Logger
+	// often has the lines that clients or an outage can repeat.
+	often *pacedlog.Log
 
 	// ctx ends with Close.
 	ctx    context.Context
@@ -52,7 +53,6 @@ type Server struct {
 	board                *presence.Board
 	unhear               func() // ends what other hubs tell the board
 	bearers              *bearers
-	refusals             *refusals    // that are logged
 	headers              *headerNames // of HTTP requests, that become part of events
 
 	// inbound is the memory of messages that are being received, over all connections and beyond
@@ -102,7 +102,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	l := cfg.Limits
 	s := &Server{
-		headers: headers, refusals: newRefusals(), cfg: cfg, log: cfg.Logger, started: time.Now(),
+		headers: headers, cfg: cfg, log: cfg.Logger, often: pacedlog.New(cfg.Logger), started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
 		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers), castPatience: castPatience,
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
@@ -123,7 +123,7 @@ func New(cfg Config) (*Server, error) {
 	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
 	s.casting.reads = s.newQuota(l.CatchUpRate, l.CatchUpBurst)
 	s.tails = broadcast.New(broadcast.Config{
-		Source: castSource{cfg.Bus, cfg.Logger}, Frame: frameStored, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
+		Source: castSource{cfg.Bus, s.often}, Frame: frameStored, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
 		Versions: castVersions, PrincipalVersions: principalVersions,
 		RingFrames: l.RingFrames, RingBytes: l.RingBytes, AllBytes: l.RingTotal,
 	})
@@ -244,6 +244,7 @@ func (s *Server) tick() {
 			return
 		case now := <-t.C:
 			s.ticks.Add(1)
+			s.often.Sweep()
 			s.mu.Lock()
 			for n := range s.sessions {
 				n.tick(now)
@@ -303,6 +304,7 @@ func (s *Server) Close() error {
 	s.tails.Close()
 	s.unhear()
 	s.board.Close()
+	s.often.End()
 	return nil
 }
 
@@ -310,13 +312,4 @@ func (s *Server) Close() error {
 func (s *Server) refuse(w http.ResponseWriter, f *fault) {
 	s.cfg.Observer.ErrorSent(string(f.code))
 	writeFault(w, f)
-}
-
-// logCause logs an error whose cause the client is not told.
-func (s *Server) logCause(err error) {
-	known, ok := errors.AsType[*jetstream.Error](err)
-	if ok && known.Err == nil {
-		return // the client's own mistake
-	}
-	s.log.Warn("request failed", slog.Any("error", err))
 }

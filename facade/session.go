@@ -317,7 +317,7 @@ func (s *session) end() {
 	}
 	// This also ends whatever the reader waits for, so that release gets mu.
 	if p := s.who.Load(); p != nil {
-		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client disconnected", s.client(*p), slog.Int("code", int(c)))
+		s.srv.log.LogAttrs(s.ctx, slog.LevelDebug, "client disconnected", s.attrs(*p), slog.Int("code", int(c)))
 	}
 	s.cancel()
 	s.release()
@@ -401,7 +401,8 @@ func (s *session) drain(ctx context.Context, grace time.Duration) {
 	flush, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := s.pub.Flush(flush); err != nil {
-		s.srv.log.WarnContext(ctx, "failed to confirm all publishes before closing a connection", slog.Any("error", err))
+		s.srv.often.Log(ctx, slog.LevelWarn, "failed to confirm all publishes before closing a connection", s.client(),
+			slog.String("client", s.client()), slog.Any("error", err))
 	}
 	s.out.shut(closeDraining)
 }

@@ -133,7 +133,7 @@ func (s *Server) readHandles(ctx context.Context, p Principal, given []string) (
 		case errors.Is(err, jetstream.ErrBadHandle):
 			return nil, nil, nil, &fault{code: codeBadHandle, msg: "ack[" + strconv.Itoa(i) + "] is not a handle of this hub. Nothing was settled."}
 		case err != nil:
-			s.logCause(err)
+			s.logCause(ctx, "", p.Key(), err)
 			return nil, nil, nil, busFault(err, codeAckFailed, "The handles could not be checked. Nothing was settled.")
 		}
 		if group := [2]string{h.Topic, h.Group}; !allowed[group] {

@@ -45,12 +45,12 @@ func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 		s.noSnap(w)
 		return
 	case err != nil:
-		s.refuse(w, s.readFault(r, err))
+		s.refuse(w, s.readFault(r, topic, err))
 		return
 	}
 	switch why, err := cast.cast(ctx, e); {
 	case err != nil:
-		s.refuse(w, s.readFault(r, err))
+		s.refuse(w, s.readFault(r, topic, err))
 		return
 	case why != "":
 		s.refuse(w, &fault{code: codeSchemaInvalid, msg: why})
@@ -153,12 +153,9 @@ func checkKey(who, key string) *fault {
 	return nil
 }
 
-// readFault returns what a client is told about a failed read. It logs nothing if the client gave
-// the request up.
-func (s *Server) readFault(r *http.Request, err error) *fault {
-	if r.Context().Err() == nil {
-		s.logCause(err)
-	}
+// readFault returns what a client is told about a failed read.
+func (s *Server) readFault(r *http.Request, topic string, err error) *fault {
+	s.logFailed(r, topic, err)
 	return busFault(err, codeInternal, "The event store did not answer as it should: try again later.")
 }
 

@@ -113,7 +113,7 @@ func (s *session) join(ctx context.Context, o *operation, sub *subscription) {
 	switch {
 	case err != nil:
 		sub.end()
-		s.failBus(o.to, err, codeSubscribeFailed, why)
+		s.failBus(o.to, sub.topic, err, codeSubscribeFailed, why)
 	case fail != nil:
 		s.failWith(o.to, fail)
 		s.stop(ctx, sub)
@@ -248,7 +248,7 @@ func (s *session) pause(o *operation, sub *subscription) (ended bool) {
 	}
 	s.carryOut(o, func(ctx context.Context) {
 		if err := sub.bus.Pause(ctx); err != nil {
-			s.failBus(o.to, err, codeInternal, "The subscription could not be paused.")
+			s.failBus(o.to, sub.topic, err, codeInternal, "The subscription could not be paused.")
 			return
 		}
 		s.out.ok(o.to, "")
@@ -261,17 +261,17 @@ func (s *session) pause(o *operation, sub *subscription) (ended bool) {
 func (s *session) stop(ctx context.Context, sub *subscription) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	s.srv.endSub(ctx, sub, Subscription.Stop)
+	s.srv.endSub(ctx, s.client(), sub, Subscription.Stop)
 }
 
 // ending is a way to end a subscription: Stop or Disconnect.
 type ending func(Subscription, context.Context) error
 
-func (s *Server) endSub(ctx context.Context, sub *subscription, how ending) {
+func (s *Server) endSub(ctx context.Context, client string, sub *subscription, how ending) {
 	defer sub.end()
 	if err := how(sub.bus, ctx); err != nil {
-		s.log.WarnContext(ctx, "failed to end a subscription; its events are redelivered after AckWait", slog.String("topic", sub.topic),
-			slog.String("group", sub.group), slog.Any("error", err))
+		s.often.Log(ctx, slog.LevelWarn, "failed to end a subscription; its events are redelivered after AckWait", client,
+			slog.String("topic", sub.topic), slog.String("group", sub.group), slog.String("client", client), slog.Any("error", err))
 	}
 }
 
@@ -282,7 +282,7 @@ func (s *session) endSubs(subs map[string]*subscription, how ending) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, sub := range subs {
-		wg.Go(func() { s.srv.endSub(ctx, sub, how) })
+		wg.Go(func() { s.srv.endSub(ctx, s.client(), sub, how) })
 	}
 	wg.Wait()
 	maps.DeleteFunc(s.subs, func(key string, _ *subscription) bool { return subs[key] != nil })
