@@ -122,14 +122,12 @@ func (b *Bus) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, 
 func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error) {
 	waiting, cancel := context.WithTimeout(ctx, b.cfg.openWait)
 	defer cancel()
-	for told := false; ; told = true {
+	for {
 		value, err := ask()
 		if err == nil || !passing(err) {
 			return value, err
 		}
-		if !told {
-			b.log.WarnContext(ctx, "the nats cluster is not complete yet; retrying", slog.Duration("for", b.cfg.openWait), slog.Any("error", err))
-		}
+		b.often.Log(ctx, slog.LevelWarn, "the nats cluster is not complete yet; retrying", "", slog.Duration("for", b.cfg.openWait), slog.Any("error", err))
 		if b.pause(waiting, askFirst) != nil {
 			return value, err
 		}

@@ -94,7 +94,7 @@ func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.Strea
 		return 0, &Error{Code: CodeBadTopic, Msg: "the KV bucket that this compacted topic needs exists and is not the event bus's: choose another topic, or remove bucket " + strings.TrimPrefix(t.bucket.stream, "KV_")}
 	}
 	if faults := t.bucket.faults(t.name, t.stream.name, info); len(faults) > 0 {
-		b.log.WarnContext(ctx, "the bucket of a compacted topic is not as it should be", slog.String("topic", t.name),
+		b.often.Log(ctx, slog.LevelWarn, "the bucket of a compacted topic is not as it should be", t.name, slog.String("topic", t.name),
 			slog.String("stream", t.bucket.stream), slog.String("faults", strings.Join(faults, "; ")))
 	} else if made {
 		b.restartSource(ctx, t, info)

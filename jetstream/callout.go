@@ -277,7 +277,7 @@ func (c *Callouts) receive(m *nats.Msg) {
 		err := panics.Call(c.bus.log, "auth callout", func() error { return c.answer(ctx, m) })
 		if err != nil && c.ctx.Err() == nil {
 			c.cfg.Counted(CalloutFailed)
-			c.bus.log.WarnContext(ctx, "failed to answer an auth callout", slog.Any("error", err))
+			c.bus.often.Log(ctx, slog.LevelWarn, "failed to answer an auth callout", "", slog.Any("error", err))
 		}
 	})
 }
@@ -306,7 +306,7 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 	user, grant, err := c.user(ctx, asked)
 	switch {
 	case err != nil && grant != nil: // the client may, and it cannot be said what
-		c.bus.log.WarnContext(ctx, "failed to list what a native client may do", slog.Any("error", err))
+		c.bus.often.Log(ctx, slog.LevelWarn, "failed to list what a native client may do", grant.Name, slog.String("client", grant.Name), slog.Any("error", err))
 		c.cfg.Counted(CalloutFailed)
 		response.Error = "try again later"
 	case err != nil:
@@ -377,7 +377,7 @@ func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClai
 	}
 	if len(p.Narrowed) > 0 {
 		c.cfg.Narrowed()
-		c.bus.log.InfoContext(ctx, "a native client may do less than its token allows; eventhub auth-callout explain says what",
+		c.bus.often.Log(ctx, slog.LevelInfo, "a native client may do less than its token allows; eventhub auth-callout explain says what", grant.Name,
 			slog.String("client", grant.Name), slog.Int("narrowed", len(p.Narrowed)), slog.String("first", p.Narrowed[0]))
 	}
 	return user, grant, nil
@@ -515,7 +515,7 @@ func (c *Callouts) disconnect(server string) {
 			if c.ctx.Err() != nil {
 				return
 			}
-			c.bus.log.Warn("failed to disconnect native clients; retrying", slog.String("server", server),
+			c.bus.often.Log(c.ctx, slog.LevelWarn, "failed to disconnect native clients; retrying", server, slog.String("server", server),
 				slog.Int("connections", len(conns)), slog.Duration("pause", retry), slog.Any("error", err))
 			select {
 			case <-c.ctx.Done():
@@ -543,6 +543,12 @@ func (c *Callouts) kick(conn calloutConn) error {
 	if err != nil {
 		return err
 	}
-	c.bus.log.Info("disconnected a native client", slog.String("answer", fmt.Sprintf("%.200s", m.Data)))
+	c.mu.Lock()
+	client := ""
+	if end := c.live[conn]; end != nil {
+		client = end.principal
+	}
+	c.mu.Unlock()
+	c.bus.often.Log(ctx, slog.LevelInfo, "disconnected a native client", client, slog.String("client", client), slog.String("answer", fmt.Sprintf("%.200s", m.Data)))
 	return nil
 }

@@ -41,7 +41,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 		began := q.bus.clock.now()
 		switch err := q.store(ctx, l); {
 		case Refused(err) && !full(err):
-			q.bus.log.Warn("a stream refused a dead letter; the event will be delivered once more",
+			q.bus.often.Log(ctx, slog.LevelWarn, "a stream refused a dead letter; the event will be delivered once more", d.group.source(),
 				slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
 			d.forgetFailed()
 			d.sendInTime(nakAfter(q.bus.cfg.deadRetry))

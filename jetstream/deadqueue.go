@@ -358,7 +358,7 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 	q.work.Broadcast()
 	q.mu.Unlock()
 	if first {
-		q.bus.log.Warn("failed to store a dead letter; retrying, as with others of its topic",
+		q.bus.often.Log(q.bus.ctx, slog.LevelWarn, "failed to store a dead letter; retrying, as with others of its topic", topic,
 			slog.String("topic", topic), slog.String("group", l.d.m.sub.group), slog.Any("error", err))
 	}
 	if err != nil {

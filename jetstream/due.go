@@ -73,7 +73,7 @@ func (k *schedules) run() {
 		}
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, errNoSchedules) {
 			if err != nil && b.ctx.Err() == nil {
-				b.log.WarnContext(b.ctx, "failed to receive delayed events that are due; retrying", slog.Any("error", err))
+				b.often.Log(b.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
 			}
 			again = time.After(dueAgain)
 		}
@@ -326,7 +326,7 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 		topic, opts, ok := e.options()
 		switch mark := e.msg.Header.Get(headerScheduleID); {
 		case !ok:
-			b.log.WarnContext(ctx, "a message among delayed events is none; it is removed", slog.String("subject", e.msg.Subject))
+			b.often.Log(ctx, slog.LevelWarn, "a message among delayed events is none; it is removed", "", slog.String("subject", e.msg.Subject))
 			r.settle(e.msg.Reply, ackNow)
 		case r.isCancelled(mark, e.meta.streamSeq):
 			if _, err := r.mark(ctx, cancelledPrefix+mark, true); err != nil {
@@ -373,7 +373,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 			known = !r.full.found(topic, b.clock.now(), wait)
 		}
 		if !known {
-			b.log.WarnContext(ctx, "failed to store a delayed event that is due; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
+			b.often.Log(ctx, slog.LevelWarn, "failed to store a delayed event that is due; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
 		}
 		r.settle(reply, nakAfter(wait))
 	}
@@ -431,7 +431,7 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 			id: "dlq:" + hex.EncodeToString(sum[:16]), whole: true,
 		})
 		if err != nil {
-			b.log.WarnContext(ctx, "failed to store the dead letter of a delayed event; retrying", slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
+			b.often.Log(ctx, slog.LevelWarn, "failed to store the dead letter of a delayed event; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
 			r.settle(e.msg.Reply, nakAfter(dueRetryMax))
 			return
 		}
@@ -505,7 +505,7 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 		return nil, err
 	}
 	if len(ids) >= dueBefore {
-		b.log.WarnContext(ctx, "could not look up all delayed events that may be stored already; the duplicate window decides", slog.String("topic", topic))
+		b.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
 	}
 	r.before[topic] = ids
 	return ids, nil
@@ -560,7 +560,7 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 			return nil, err
 		}
 		if !complete {
-			r.bus.log.WarnContext(ctx, "could not look up all delayed events that may be stored already; the duplicate window decides", slog.String("topic", topic))
+			r.bus.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
 		}
 		for id, indexes := range s.index {
 			for _, i := range indexes {

@@ -349,7 +349,7 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 		if wait = min(2*wait, longest); reached() > came {
 			wait = first
 		}
-		b.log.WarnContext(ctx, "a reader was cut off and goes on", slog.String("topic", topic), slog.Any("error", err))
+		b.often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
 		_ = b.pause(ctx, wait) // why it ended is looked at above
 	}
 }

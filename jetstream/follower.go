@@ -82,16 +82,12 @@ func (s sharedBucket) subject(key string) string { return "$KV." + s.name + "." 
 // tries again, and afterwards gives all entries anew. The functions are called by one goroutine at
 // a time.
 func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key string, value []byte)) {
-	said := false
 	for ctx.Err() == nil {
-		err := s.watch(ctx, func() { said = false; loaded() }, each)
+		err := s.watch(ctx, loaded, each)
 		if err == nil || ctx.Err() != nil {
 			continue // connected again, or over
 		}
-		if !said {
-			s.bus.log.WarnContext(ctx, "cannot watch a bucket of all hubs; keeping what is known and retrying", slog.String("of", s.description), slog.Any("error", err))
-			said = true
-		}
+		s.bus.often.Log(ctx, slog.LevelWarn, "cannot watch a bucket of all hubs; keeping what is known and retrying", s.description, slog.String("of", s.description), slog.Any("error", err))
 		select {
 		case <-ctx.Done():
 		case <-time.After(followRetry):

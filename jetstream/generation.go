@@ -272,7 +272,7 @@ func (p *generations) follow() {
 	live := true
 	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.bus.ctx.Err() == nil; opts, live = from, false {
 		if err := p.watch(opts, live); err != nil && p.bus.ctx.Err() == nil {
-			p.bus.log.Warn("moves of groups cannot be followed now; they are noticed at the next pull", slog.Any("error", err))
+			p.bus.often.Log(p.bus.ctx, slog.LevelWarn, "moves of groups cannot be followed now; they are noticed at the next pull", "", slog.Any("error", err))
 		}
 		select {
 		case <-p.bus.ctx.Done():

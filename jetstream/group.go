@@ -94,6 +94,9 @@ func (g *group) timeToLive() time.Duration { return time.Duration(g.ttl.Load()) 
 // key names the consumer among all of the server.
 func (g *group) key() string { return g.topic.stream.name + "." + g.consumer }
 
+// source names the group as the source of a line in the log.
+func (g *group) source() string { return g.topic.name + "::" + g.name }
+
 // share returns the group that the hub's members of this consumer have in common. Each call is one
 // use, which unshare ends.
 func (b *Bus) share(g *group) *group {
@@ -580,6 +583,6 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 
 func (b *Bus) deleteConsumer(ctx context.Context, stream, name string) {
 	if err := b.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-		b.log.WarnContext(ctx, "a consumer that no group uses could not be deleted", slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
+		b.often.Log(ctx, slog.LevelWarn, "a consumer that no group uses could not be deleted", stream, slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
 	}
 }

@@ -38,6 +38,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/quota"
 )
 
@@ -56,6 +57,7 @@ type Bus struct {
 	limits Limits
 	rules  []TopicRule
 	log    *slog.Logger
+	often  *pacedlog.Log // lines that clients or an outage can repeat
 	obs    Observer
 	tracer Tracer // nil: none
 
@@ -147,7 +149,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		return nil, err
 	}
 	b := &Bus{
-		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, obs: cfg.Observer, tracer: cfg.Tracer,
+		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, often: pacedlog.New(cfg.Logger), obs: cfg.Observer, tracer: cfg.Tracer,
 		clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),
@@ -336,7 +338,7 @@ func (b *Bus) watchStalls() {
 		}
 		now := b.clock.now()
 		if b.clock.stalled(now) {
-			b.log.Warn("the process stood still: all leases are given up", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
+			b.often.Log(b.ctx, slog.LevelWarn, "the process stood still: all leases are given up", "", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
 			b.eachSubscription((*Subscription).forget)
 			// before anything is asked for: until then, what arrives is ignored
 			b.clock.lastTick.Store(now)
@@ -352,6 +354,7 @@ func (b *Bus) watchStalls() {
 				l.sweep(now)
 			}
 			b.sweepLingering(now)
+			b.often.Sweep()
 			if l := b.links[0]; l.up.Load() {
 				b.saveUnsaved(l)
 			}
@@ -432,6 +435,7 @@ func (b *Bus) Close() error {
 		if b.cfg.Server != nil {
 			_ = b.cfg.Server.Close() // it says in its log what it could not do
 		}
+		b.often.End()
 	})
 	return nil
 }

@@ -123,7 +123,7 @@ func (b *Bus) keepTopics() {
 		if now := b.clock.now(); now-found >= int64(keepFind) {
 			found = now
 			if err := b.findKept(b.ctx); err != nil && b.ctx.Err() == nil {
-				b.log.Warn("failed to look for topics that reject; retrying", slog.Any("error", err))
+				b.often.Log(b.ctx, slog.LevelWarn, "failed to look for topics that reject; retrying", "", slog.Any("error", err))
 			}
 		}
 		all := false
@@ -147,7 +147,7 @@ func (b *Bus) keepTopics() {
 			err := b.keep(b.ctx, t)
 			k.looked = b.clock.now()
 			if err != nil && b.ctx.Err() == nil {
-				b.log.Warn("failed to remove settled events of a topic; retrying", slog.String("topic", t.name), slog.Any("error", err))
+				b.often.Log(b.ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.name, slog.String("topic", t.name), slog.Any("error", err))
 				// a topic without a leader holds up the others
 				k.rests = k.looked + 3*(k.looked-began)
 			}
@@ -270,9 +270,9 @@ func (b *Bus) sayFull(t *topicInfo, full bool, holder string) {
 	if k := t.stream.keep; k.full != full {
 		k.full = full
 		if full {
-			b.log.Warn("topic is full; publishes are refused until the group acknowledges its events, or is deleted", slog.String("topic", t.name), slog.String("group", holder))
+			b.often.Log(b.ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.name, slog.String("topic", t.name), slog.String("group", holder))
 		} else {
-			b.log.Info("topic has room again", slog.String("topic", t.name))
+			b.often.Log(b.ctx, slog.LevelInfo, "topic has room again", t.name, slog.String("topic", t.name))
 		}
 	}
 }

@@ -94,7 +94,11 @@ func (b *Bus) dial(index int) (*link, error) {
 			if s != nil {
 				subject = s.Subject
 			}
-			b.log.Warn("nats reported an error", slog.Any("error", err), slog.String("subject", subject))
+			cause := err
+			for next := errors.Unwrap(cause); next != nil; next = errors.Unwrap(next) {
+				cause = next // err may name a subject of a client
+			}
+			b.often.Log(b.ctx, slog.LevelWarn, "nats reported an error", cause.Error(), slog.Any("error", err), slog.String("subject", subject))
 		}),
 	)
 	address := b.cfg.URL
@@ -310,7 +314,7 @@ func (l *link) lost(err error) {
 		return
 	}
 	l.bus.obs.Gauge(GaugeConnected, 0)
-	l.bus.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
+	l.bus.often.Log(l.bus.ctx, slog.LevelWarn, "connection to NATS lost", strconv.Itoa(l.index), slog.Int("connection", l.index), slog.Any("error", err))
 	l.bus.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.forget()
@@ -333,7 +337,7 @@ func (l *link) back() {
 	if l.bus.connected() {
 		l.bus.obs.Gauge(GaugeConnected, 1)
 	}
-	l.bus.log.Info("connection to NATS is back", slog.Int("connection", l.index))
+	l.bus.often.Log(l.bus.ctx, slog.LevelInfo, "connection to NATS is back", strconv.Itoa(l.index), slog.Int("connection", l.index))
 	l.bus.saveUnsaved(l)
 	l.bus.eachSubscription(func(s *Subscription) {
 		if s.link == l {

@@ -178,11 +178,11 @@ func (g *group) report(f found) {
 		losses, err = b.noteLoss(ctx, g, f.gap)
 	}
 	if err != nil && b.ctx.Err() == nil {
-		b.log.WarnContext(ctx, "failed to note that a group has lost events; this hub reports them by itself",
+		b.often.Log(ctx, slog.LevelWarn, "failed to note that a group has lost events; this hub reports them by itself", g.source(),
 			slog.String("topic", g.topic.name), slog.String("group", g.name), slog.Any("error", err))
 	}
 	for _, l := range losses {
-		b.log.WarnContext(ctx, "events were removed before a group was given them", slog.String("topic", l.Topic), slog.String("group", g.name),
+		b.often.Log(ctx, slog.LevelWarn, "events were removed before a group was given them", g.source(), slog.String("topic", l.Topic), slog.String("group", g.name),
 			slog.Uint64("events", l.Events), slog.Time("since", l.Since))
 		for _, s := range b.membersOf(g) {
 			s.lose(l)

@@ -254,7 +254,7 @@ func (m *makers) forget(ctx context.Context, e entry) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 	defer cancel()
 	if err := m.bus.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
-		m.bus.log.WarnContext(ctx, "failed to remove the note of who made something; the next sweep removes it", slog.Any("error", err))
+		m.bus.often.Log(ctx, slog.LevelWarn, "failed to remove the note of who made something; the next sweep removes it", "", slog.Any("error", err))
 	}
 }
 

@@ -96,7 +96,7 @@ func (m *member) open() {
 		err = sub.SetPendingLimits(-1, -1) // bounded by what was asked for
 	}
 	if err != nil {
-		m.sub.bus.log.Warn("failed to subscribe to an inbox for a group; it is tried again when the connection is back",
+		m.sub.bus.often.Log(m.sub.bus.ctx, slog.LevelWarn, "failed to subscribe to an inbox for a group; it is tried again when the connection is back", m.group.source(),
 			slog.String("topic", m.group.topic.name), slog.Any("error", err))
 		return
 	}
@@ -674,7 +674,7 @@ func (m *member) reattach(deleted bool) {
 				return
 			}
 			s.mu.Unlock()
-			s.bus.log.Warn("failed to join a group again; retrying", slog.String("topic", old.topic.name), slog.Any("error", err))
+			s.bus.often.Log(s.bus.ctx, slog.LevelWarn, "failed to join a group again; retrying", old.source(), slog.String("topic", old.topic.name), slog.Any("error", err))
 			select {
 			case <-time.After(wait):
 			case <-s.ctx.Done():
@@ -686,7 +686,7 @@ func (m *member) reattach(deleted bool) {
 
 // reset tells the subscriber that the group had to start anew, and may have missed events.
 func (s *Subscription) reset(m *member, topic, why string) {
-	s.bus.log.Warn("group starts anew and may have missed events", slog.String("topic", topic), slog.String("group", s.group), slog.String("reason", why))
+	s.bus.often.Log(s.bus.ctx, slog.LevelWarn, "group starts anew and may have missed events", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.String("reason", why))
 	m.obs.Reset()
 	if s.opts.OnReset == nil {
 		return

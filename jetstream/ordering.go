@@ -215,7 +215,7 @@ func (o *ordering) run() {
 		case errors.Is(err, errGroupMoved):
 			pause = 10 * time.Millisecond
 		case err != nil && o.bus.ctx.Err() == nil:
-			o.bus.log.Warn("cannot find the owner of an ordered group; retrying", slog.String("topic", o.group.topic.name), slog.String("group", o.group.name), slog.Any("error", err))
+			o.bus.often.Log(o.bus.ctx, slog.LevelWarn, "cannot find the owner of an ordered group; retrying", o.group.source(), slog.String("topic", o.group.topic.name), slog.String("group", o.group.name), slog.Any("error", err))
 			pause = max(pause, 250*time.Millisecond)
 		}
 		if pause > 0 {

@@ -29,8 +29,6 @@ const (
 	hostWait = 10 * time.Second
 	// holePatience is how long a delivery that was left out may still arrive. Nothing is lent then.
 	holePatience = 200 * time.Millisecond
-	// hotLogEvery is how often the log has that a window is full.
-	hotLogEvery = 10 * time.Second
 	// ownerBatch is how many events an owner asks for at a time: as many as the members of a group
 	// do that is not ordered.
 	ownerBatch = 2048
@@ -94,9 +92,8 @@ type owner struct {
 	ends    []loanOver
 	seats   []*spot // that want events, of all hubs
 	first   int     // which of them is served first
-	hotAt   int64
-	here    int   // how many events were there when an owner that gathers last looked
-	quiet   int64 // until when older events may be on their way to those who had them before
+	here    int     // how many events were there when an owner that gathers last looked
+	quiet   int64   // until when older events may be on their way to those who had them before
 	written int64
 	alone   int64            // since when there are no members on this hub; 0: there are
 	reads   sync.WaitGroup   // only the goroutine of the ordering adds to it
@@ -137,7 +134,7 @@ func (w *owner) serve(wait time.Duration) {
 		case brokenLost, brokenGone:
 			on = false
 		case brokenHole:
-			w.bus.log.Warn("somebody else pulls from the consumer of an ordered group; deliveries stop until what they have has ended",
+			w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "somebody else pulls from the consumer of an ordered group; deliveries stop until what they have has ended", w.group.source(),
 				slog.String("topic", w.group.topic.name), slog.String("group", w.group.name))
 			w.bus.obs.LimitReached("ordered_foreign_pull")
 			on = w.pause(w.group.fence.ackWait)
@@ -313,7 +310,7 @@ func (w *owner) listen() broken {
 	}
 	cancel()
 	if err != nil {
-		w.bus.log.Warn("cannot pull for an ordered group; retrying", slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Any("error", err))
+		w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "cannot pull for an ordered group; retrying", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Any("error", err))
 		return brokenCut
 	}
 	w.o.mu.Lock()
@@ -597,7 +594,7 @@ func (w *owner) gather(late bool) (more bool) {
 		return more
 	}
 	if late && here < info.NumAckPending {
-		w.bus.log.Warn("an ordered group goes on before all was delivered again that was not settled", slog.String("topic", w.group.topic.name),
+		w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "an ordered group goes on before all was delivered again that was not settled", w.group.source(), slog.String("topic", w.group.topic.name),
 			slog.String("group", w.group.name), slog.Int("missing", info.NumAckPending-here))
 	}
 	w.missing.Store(0)

@@ -28,11 +28,8 @@ func (w *owner) look() broken {
 	}
 	if most > w.bus.limits.OrderedWindow/2 {
 		w.bus.obs.LimitReached("ordered_window")
-		if now > w.hotAt {
-			w.hotAt = now + int64(hotLogEvery)
-			w.bus.log.Warn("one key fills the window of an ordered group: other keys wait", slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Int("events", most))
-			w.bus.log.Debug("the key that fills the window", slog.String("group", w.group.name), slog.String("key", key))
-		}
+		w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "one key fills the window of an ordered group: other keys wait", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Int("events", most))
+		w.bus.often.Log(w.bus.ctx, slog.LevelDebug, "the key that fills the window", w.group.source(), slog.String("group", w.group.name), slog.String("key", key))
 	}
 	if awaited > 0 && !w.gathering {
 		w.missed(now)

@@ -108,7 +108,7 @@ const (
 func (w *owners) follow() {
 	for w.bus.ctx.Err() == nil {
 		if err := w.watch(); err != nil && w.bus.ctx.Err() == nil {
-			w.bus.log.Warn("cannot watch the owners of ordered groups; retrying", slog.Any("error", err))
+			w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
 		}
 		select {
 		case <-w.bus.ctx.Done():
@@ -218,7 +218,7 @@ func (w *owners) keep() {
 		}
 		ctx, cancel := context.WithTimeout(w.bus.ctx, w.lease()*3/10)
 		if err := w.renew(ctx); err != nil && w.bus.ctx.Err() == nil {
-			w.bus.log.Warn("failed to renew the lease on ordered groups; retrying", slog.Any("error", err))
+			w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
 		}
 		cancel()
 	}

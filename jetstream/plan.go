@@ -347,7 +347,7 @@ func (b *Bus) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo
 	for i, c := range changes {
 		drift[i] = c.Field + " is " + c.Have + ", the rule says " + c.Want
 	}
-	b.log.Warn("stream differs from its rule", slog.String("topic", topic), slog.String("stream", info.Config.Name),
+	b.often.Log(b.ctx, slog.LevelWarn, "stream differs from its rule", topic, slog.String("topic", topic), slog.String("stream", info.Config.Name),
 		slog.String("drift", strings.Join(drift, "; ")))
 }
 

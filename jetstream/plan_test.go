@@ -348,8 +348,10 @@ func TestDriftIsReportedAndUsed(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var log bytes.Buffer
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, MaxMsgs: 5}}})
-	b.log = slog.New(slog.NewTextHandler(&lockedWriter{mu: &mu, w: &log}, nil))
+	b := open(t, Config{
+		Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, MaxMsgs: 5}},
+		Logger: slog.New(slog.NewTextHandler(&lockedWriter{mu: &mu, w: &log}, nil)),
+	})
 	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 2 * time.Hour, AllowDirect: true})
 	publish(t, b, "t", numbers(10)...)
 	mu.Lock()

@@ -444,7 +444,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		if refused.ErrCode == errIDInProcess {
 			return fail("the event store has not finished with an event of the same id: the outcome is unknown; repeat it with the id", err)
 		}
-		b.log.Warn("the stream refused an event", slog.String("topic", t.name), slog.Any("error", err))
+		b.often.Log(b.ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if strayed, ok := errors.AsType[*strayedError](err); ok {

@@ -289,7 +289,7 @@ func (t *schemaTable) saw(key string, value []byte) {
 		c, err = t.compile(&v)
 	}
 	if err != nil {
-		t.bus.log.Warn("a schema in the registry cannot be used", slog.String("key", key), slog.Any("error", err))
+		t.bus.often.Log(t.bus.ctx, slog.LevelWarn, "a schema in the registry cannot be used", key, slog.String("key", key), slog.Any("error", err))
 		return
 	}
 	t.add(c)

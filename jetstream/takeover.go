@@ -295,7 +295,7 @@ func (b *Bus) askPending(ctx context.Context, t *topicInfo, ptr *generation) (pe
 		}
 		pending, err := b.refusals(ctx, t, before)
 		if err != nil && ctx.Err() == nil {
-			b.log.WarnContext(ctx, "failed to ask NATS for the unsettled events of a group; asking again", slog.String("topic", t.name), slog.Any("error", err))
+			b.often.Log(ctx, slog.LevelWarn, "failed to ask NATS for the unsettled events of a group; asking again", t.name, slog.String("topic", t.name), slog.Any("error", err))
 		}
 		after, err := b.groupConsumer(ctx, t, ptr)
 		if err != nil {

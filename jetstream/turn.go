@@ -59,7 +59,7 @@ func (t *turn) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
 	if err := t.bus.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.bus.ctx.Err() == nil {
-		t.bus.log.WarnContext(ctx, "failed to take back a note; others wait for it until it is old",
+		t.bus.often.Log(ctx, slog.LevelWarn, "failed to take back a note; others wait for it until it is old", t.stream,
 			slog.String("note", t.subject), slog.Duration("age", turnAge), slog.Any("error", err))
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"eventhub/acl"
 	"eventhub/jetstream"
+	"eventhub/jetstream/pacedlog"
 	"eventhub/ops"
 )
 
@@ -79,6 +80,8 @@ func (h *hub) followRevocations(ctx context.Context) error {
 	h.unfollow = end
 	loaded := make(chan struct{})
 	var first sync.Once
+	often := pacedlog.New(h.log) // a list is read anew after each reconnect
+	h.wg.Go(func() { often.Run(following) })
 	h.wg.Go(func() {
 		h.bus.Admin().Revocations().Follow(following, func() { first.Do(func() { close(loaded) }) }, func(key string, value []byte) {
 			err := list.Set(key, value)
@@ -86,7 +89,7 @@ func (h *hub) followRevocations(ctx context.Context) error {
 				limited.LimitReached("revocations")
 			}
 			if err != nil {
-				h.log.LogAttrs(following, slog.LevelError, "cannot observe a revocation", slog.String("key", key), slog.Any("error", err))
+				often.Log(following, slog.LevelError, "cannot observe a revocation", "", slog.String("key", key), slog.Any("error", err))
 			}
 			limited.Revocations(list.Len())
 		})

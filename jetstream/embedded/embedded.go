@@ -19,6 +19,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -29,7 +30,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 	"github.com/shirou/gopsutil/v4/disk"
-	"golang.org/x/time/rate"
+
+	"eventhub/jetstream/pacedlog"
 )
 
 // MaxMessage is the largest message in bytes, headers included, that the server accepts.
@@ -153,7 +155,8 @@ func (e *placeError) Unwrap() []error { return []error{e.what, e.err} }
 // concurrently.
 type Server struct {
 	cfg    Config
-	dir    string // of the streams
+	often  *pacedlog.Log // lines that clients can repeat
+	dir    string        // of the streams
 	lock   *flock.Flock
 	port   int    // where it listens, also after a restart; with Config.Listen only
 	url    string // for native clients; with Config.Listen only
@@ -176,7 +179,7 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	e := &Server{cfg: cfg}
+	e := &Server{cfg: cfg, often: pacedlog.New(cfg.Logger)}
 	if cfg.Listen != "" && cfg.Callout != nil {
 		var err error
 		if e.user, err = nkeys.CreateUser(); err != nil {
@@ -250,10 +253,11 @@ func (e *Server) start(ctx context.Context) error {
 	if e.guard != nil {
 		e.guard.run()
 	}
+	running, stop := context.WithCancel(context.WithoutCancel(ctx)) // it ends with the server
+	e.stop = stop
+	e.wait.Go(func() { e.often.Run(running) })
 	if !e.InMemory() && !e.cfg.SyncAlways {
-		ctx, stop := context.WithCancel(context.WithoutCancel(ctx)) // it ends with the server
-		e.stop = stop
-		e.wait.Go(func() { (&descriptions{server: e}).run(ctx) })
+		e.wait.Go(func() { (&descriptions{server: e}).run(running) })
 	}
 	if e.InMemory() {
 		// The server wants a directory when it starts, and streams in memory never use it. So
@@ -323,7 +327,7 @@ func (e *Server) run(ctx context.Context) (*natsserver.Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("embedded nats server: %w", err)
 	}
-	s.SetLoggerV2(newServerLog(e.cfg.Logger), false, false, false)
+	s.SetLoggerV2(serverLog{e.often}, false, false, false)
 	s.Start()
 	if !s.ReadyForConnections(startWait) || !s.JetStreamEnabled() {
 		Shutdown(s)
@@ -452,6 +456,7 @@ func (e *Server) Close() error {
 		if s := e.server.Swap(nil); s != nil {
 			Shutdown(s)
 		}
+		e.often.End()
 		if e.InMemory() {
 			// only a native client's stream on disk would have made it again
 			_ = os.RemoveAll(e.dir)
@@ -500,35 +505,22 @@ func cause(err error) error {
 	return err
 }
 
-// The server logs each subject that it refuses to a native client, and clients must not fill the
-// log: logRate lines are passed on a second, and logBurst at once.
-const (
-	logRate  = 5
-	logBurst = 100
-)
+// clientInfo begins lines about a client: address and number of the connection, and what the client
+// said of itself. Only the host is the same for a client that connects again.
+var clientInfo = regexp.MustCompile(`^(\S+):\d+ - \w+:\d+( - "(\\.|[^"\\])*")*`)
 
-// serverLog passes the embedded server's warnings and errors on.
-type serverLog struct {
-	log     *slog.Logger
-	pace    *rate.Limiter
-	skipped atomic.Int64 // since the last line
+// serverLog passes the embedded server's warnings and errors on. The server logs each subject that
+// it refuses to a native client, and clients must not fill the log.
+type serverLog struct{ often *pacedlog.Log }
+
+func (l serverLog) write(level slog.Level, format string, args []any) {
+	kind := clientInfo.ReplaceAllString(format, "$1") // a format may have a client in it
+	l.often.Log(context.Background(), level, "embedded nats server", kind, slog.String("text", fmt.Sprintf(format, args...)))
 }
 
-func newServerLog(log *slog.Logger) *serverLog {
-	return &serverLog{log: log, pace: rate.NewLimiter(logRate, logBurst)}
-}
-
-func (l *serverLog) write(level slog.Level, format string, args []any) {
-	if !l.pace.Allow() {
-		l.skipped.Add(1)
-		return
-	}
-	l.log.Log(context.Background(), level, "embedded nats server", slog.String("text", fmt.Sprintf(format, args...)), slog.Int64("not_logged", l.skipped.Swap(0)))
-}
-
-func (l *serverLog) Noticef(string, ...any)            {}
-func (l *serverLog) Debugf(string, ...any)             {}
-func (l *serverLog) Tracef(string, ...any)             {}
-func (l *serverLog) Warnf(format string, args ...any)  { l.write(slog.LevelWarn, format, args) }
-func (l *serverLog) Errorf(format string, args ...any) { l.write(slog.LevelError, format, args) }
-func (l *serverLog) Fatalf(format string, args ...any) { l.write(slog.LevelError, format, args) }
+func (l serverLog) Noticef(string, ...any)            {}
+func (l serverLog) Debugf(string, ...any)             {}
+func (l serverLog) Tracef(string, ...any)             {}
+func (l serverLog) Warnf(format string, args ...any)  { l.write(slog.LevelWarn, format, args) }
+func (l serverLog) Errorf(format string, args ...any) { l.write(slog.LevelError, format, args) }
+func (l serverLog) Fatalf(format string, args ...any) { l.write(slog.LevelError, format, args) }

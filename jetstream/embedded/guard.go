@@ -112,7 +112,7 @@ func (g *guard) run() {
 				}
 				return
 			case err != nil:
-				g.server.cfg.Logger.Warn("failed to accept a native client; retrying", slog.Any("error", err))
+				g.server.often.Log(g.ctx, slog.LevelWarn, "failed to accept a native client; retrying", "", slog.Any("error", err))
 				select {
 				case <-time.After(guardAcceptWait):
 				case <-g.ctx.Done():
