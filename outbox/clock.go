@@ -94,13 +94,13 @@ func (l *loop) compareClocks(ctx context.Context) {
 	skew := (least + most) / 2
 	l.cfg.Observer.ClockSkew(skew)
 	apart := least > l.cfg.ClockSkew || most < -l.cfg.ClockSkew
-	attrs := []any{slog.Duration("nats_ahead", skew.Round(10*time.Millisecond)), slog.Duration("allowed", l.cfg.ClockSkew)}
+	attrs := []slog.Attr{slog.Duration("nats_ahead", skew.Round(10*time.Millisecond)), slog.Duration("allowed", l.cfg.ClockSkew)}
 	switch {
 	case apart && (!l.skewed || answered-l.skewSaid >= skewSay):
 		l.skewSaid = answered
-		l.log.WarnContext(ctx, "clock skew between the outbox and NATS exceeds the limit; correct the clocks or raise the limit", attrs...)
+		l.often.Log(ctx, slog.LevelWarn, "clock skew between the outbox and NATS exceeds the limit; correct the clocks or raise the limit", "", attrs...)
 	case !apart && l.skewed:
-		l.log.InfoContext(ctx, "clock skew between the outbox and NATS is back within the limit", attrs...)
+		l.often.Log(ctx, slog.LevelInfo, "clock skew between the outbox and NATS is back within the limit", "", attrs...)
 	}
 	l.skewed = apart
 }

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/pacedlog"
 )
 
 // Timing of a drainer.
@@ -40,7 +42,8 @@ const (
 type Drainer struct {
 	cfg   Config
 	log   *slog.Logger
-	began time.Time // the zero of the drainer's monotonic clock
+	often *pacedlog.Log // lines that an outage or a record can repeat
+	began time.Time     // the zero of the drainer's monotonic clock
 	clock natsClock
 	// stallAfter is the constant, except in tests
 	stallAfter time.Duration
@@ -61,8 +64,9 @@ func NewDrainer(cfg Config) (*Drainer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("outbox: drainer: %w", err)
 	}
+	log := cfg.Logger.With(slog.String("worker", cfg.Worker))
 	return &Drainer{
-		cfg: cfg, log: cfg.Logger.With(slog.String("worker", cfg.Worker)), began: time.Now(), stallAfter: stallAfter,
+		cfg: cfg, log: log, often: pacedlog.New(log), began: time.Now(), stallAfter: stallAfter,
 		wake: make(chan struct{}, 1), look: make(chan struct{}, 1), asleep: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}, nil
 }
@@ -173,7 +177,7 @@ func (d *Drainer) listen(ctx context.Context) {
 		if heard {
 			wait = againFirst
 		}
-		d.log.WarnContext(ctx, "failed to listen for new records; polling and retrying", slog.Any("error", err))
+		d.often.Log(ctx, slog.LevelWarn, "failed to listen for new records; polling and retrying", "", slog.Any("error", err))
 		if !pause(ctx, jitter(wait)) {
 			return
 		}

@@ -71,11 +71,11 @@ func (l *loop) setLate(ctx context.Context, left *Unsettled) {
 	l.late.put(&left.Locked)
 	l.late.put(&left.Refused)
 	for _, f := range left.Failed {
-		l.log.ErrorContext(ctx, "store refuses to save publish results of a lane; retrying", slog.String("lane", f.Lane), slog.Any("error", f.Err))
+		l.often.Log(ctx, slog.LevelError, "store refuses to save publish results of a lane; retrying", f.Lane, slog.String("lane", f.Lane), slog.Any("error", f.Err))
 		l.cfg.Observer.SettleFailed()
 	}
 	if n := len(left.Locked.Sent) + len(left.Locked.Failed); n > 0 {
-		l.log.InfoContext(ctx, "other transactions have locked records; saving their publish results later", slog.Int("records", n))
+		l.often.Log(ctx, slog.LevelInfo, "other transactions have locked records; saving their publish results later", "", slog.Int("records", n))
 	}
 }
 
@@ -104,7 +104,7 @@ func (l *loop) saveLate(ctx context.Context) {
 			l.claimAt = l.now() // settled lanes may be claimed again
 		}
 	case ctx.Err() == nil:
-		l.log.WarnContext(ctx, "failed to save publish results; retrying", slog.Any("error", err))
+		l.often.Log(ctx, slog.LevelWarn, "failed to save publish results; retrying", "", slog.Any("error", err))
 		l.cfg.Observer.SettleFailed()
 	}
 	l.late.at = max(l.again(&l.late.gap), l.now()+latePart*(l.now()-began))

@@ -74,8 +74,11 @@ func (d *Drainer) run(ctx context.Context, once bool) (Drained, error) {
 			}
 		})
 	}
+	sweeping, end := context.WithCancel(ctx)
+	workers.Go(func() { d.often.Run(sweeping) })
 	defer workers.Wait()
 	defer close(jobs)
+	defer end()
 
 	stop := d.stop
 	timer := time.NewTimer(0)
@@ -215,10 +218,10 @@ func (l *loop) requeueExpired(ctx context.Context) {
 	n, err := l.cfg.Store.RequeueExpired(sctx)
 	l.requeue = l.now() + jitter(l.cfg.Lease)/2
 	if err != nil && ctx.Err() == nil {
-		l.log.WarnContext(ctx, "failed to requeue records with expired leases", slog.Any("error", err))
+		l.often.Log(ctx, slog.LevelWarn, "failed to requeue records with expired leases", "", slog.Any("error", err))
 	}
 	if n > 0 {
-		l.log.InfoContext(ctx, "requeued records with expired leases", slog.Int("records", n))
+		l.often.Log(ctx, slog.LevelInfo, "requeued records with expired leases", "", slog.Int("records", n))
 		l.claimAt = l.now()
 	}
 }
@@ -232,13 +235,13 @@ func (l *loop) claim(ctx context.Context) {
 			return
 		}
 		l.away = false
-		l.log.InfoContext(ctx, "event bus is available again")
+		l.often.Log(ctx, slog.LevelInfo, "event bus is available again", "")
 	}
 	if err := l.lookAtClocks(ctx); err != nil {
 		l.away = true
 		l.claimAt = l.again(&l.awayGap)
 		l.failed(err)
-		l.log.WarnContext(ctx, "event bus is unavailable; pausing", slog.Any("error", err))
+		l.often.Log(ctx, slog.LevelWarn, "event bus is unavailable; pausing", "", slog.Any("error", err))
 		return
 	}
 	began := l.now()
@@ -251,7 +254,7 @@ func (l *loop) claim(ctx context.Context) {
 	})
 	if err != nil {
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "failed to claim records; retrying", slog.Any("error", err))
+			l.often.Log(ctx, slog.LevelWarn, "failed to claim records; retrying", "", slog.Any("error", err))
 		}
 		l.claimAt = l.again(&l.claimGap)
 		l.failed(err)
@@ -259,7 +262,7 @@ func (l *loop) claim(ctx context.Context) {
 		return
 	}
 	for _, f := range c.Failed {
-		l.log.ErrorContext(ctx, "failed to claim a lane; skipping it for a while", slog.String("lane", f.Lane), slog.Any("error", f.Err))
+		l.often.Log(ctx, slog.LevelError, "failed to claim a lane; skipping it for a while", f.Lane, slog.String("lane", f.Lane), slog.Any("error", f.Err))
 		l.cfg.Observer.ClaimFailed()
 	}
 	l.setLate(ctx, &Unsettled{Locked: c.Unsettled})
@@ -369,11 +372,11 @@ func (l *loop) take(ctx context.Context, o *outcome) {
 		case f.Park:
 			l.total.Parked++
 			l.cfg.Observer.Failed(true)
-			l.log.ErrorContext(ctx, "record parked", recordAttrs(f)...)
+			l.often.Log(ctx, slog.LevelError, "record parked", f.Record.Topic, recordAttrs(f)...)
 		case f.Counts:
 			l.total.Failed++
 			l.cfg.Observer.Failed(false)
-			l.log.WarnContext(ctx, "failed to publish record; retrying", recordAttrs(f)...)
+			l.often.Log(ctx, slog.LevelWarn, "failed to publish record; retrying", f.Record.Topic, recordAttrs(f)...)
 		}
 	}
 	l.total.Published += len(o.Sent)
@@ -388,8 +391,8 @@ func (l *loop) take(ctx context.Context, o *outcome) {
 	}
 }
 
-func recordAttrs(f *Failure) []any {
-	return []any{
+func recordAttrs(f *Failure) []slog.Attr {
+	return []slog.Attr{
 		slog.String("id", f.Record.ID), slog.String("topic", f.Record.Topic), slog.Int("attempts", f.Record.Attempts+1), slog.String("error", f.Err),
 	}
 }
@@ -401,7 +404,7 @@ func (l *loop) save(ctx context.Context) {
 	left, err := l.cfg.Store.Settle(sctx, l.cfg.Worker, l.unsaved)
 	if err != nil {
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "failed to save publish results; retrying", slog.Any("error", err))
+			l.often.Log(ctx, slog.LevelWarn, "failed to save publish results; retrying", "", slog.Any("error", err))
 			l.cfg.Observer.SettleFailed()
 		}
 		l.saveAt = l.again(&l.saveGap)
@@ -446,7 +449,7 @@ func (l *loop) renew(ctx context.Context) {
 	lost, err := l.cfg.Store.Renew(sctx, l.cfg.Worker, l.cfg.Lease, records)
 	if err != nil {
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "failed to renew leases; retrying", slog.Any("error", err))
+			l.often.Log(ctx, slog.LevelWarn, "failed to renew leases; retrying", "", slog.Any("error", err))
 		}
 		l.renewAt = began + l.cfg.Lease/12
 		return
@@ -464,6 +467,6 @@ func (l *loop) renew(ctx context.Context) {
 		j.until.Store(int64(began + l.usable()))
 	}
 	if len(lost) > 0 {
-		l.log.WarnContext(ctx, "lost records to other drainers; leases were not renewed in time", slog.Int("records", len(lost)))
+		l.often.Log(ctx, slog.LevelWarn, "lost records to other drainers; leases were not renewed in time", "", slog.Int("records", len(lost)))
 	}
 }

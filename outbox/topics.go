@@ -187,7 +187,7 @@ func (l *loop) missed(ctx context.Context, o *outcome) {
 		l.away, l.idle = true, false
 		l.claimAt = l.again(&l.awayGap)
 		l.giveBack(func(*job) bool { return true })
-		l.log.WarnContext(ctx, "event bus is unavailable; pausing", slog.Any("error", o.away))
+		l.often.Log(ctx, slog.LevelWarn, "event bus is unavailable; pausing", "", slog.Any("error", o.away))
 		return
 	}
 	p := l.paused[o.topic]
@@ -203,7 +203,7 @@ func (l *loop) missed(ctx context.Context, o *outcome) {
 	p.until = l.again(&p.gap)
 	l.idle, l.claimAt = false, min(l.claimAt, p.until)
 	l.giveBack(func(j *job) bool { return j.topic == o.topic })
-	l.log.WarnContext(ctx, "topic rejects events; pausing it", slog.String("topic", o.topic), slog.Any("error", o.away))
+	l.often.Log(ctx, slog.LevelWarn, "topic rejects events; pausing it", o.topic, slog.String("topic", o.topic), slog.Any("error", o.away))
 }
 
 // giveBack releases the jobs that match which and that no goroutine has begun.

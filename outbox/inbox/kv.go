@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/pacedlog"
 )
 
 // DefaultBucket is the default name of the bucket.
@@ -54,7 +55,7 @@ type KVConfig struct {
 type KV struct {
 	entries *jetstream.Collection
 	claim   time.Duration
-	log     *slog.Logger
+	often   *pacedlog.Log
 }
 
 // OpenKV opens a store, and creates its bucket unless it exists.
@@ -78,7 +79,7 @@ func OpenKV(ctx context.Context, cfg KVConfig) (*KV, error) {
 	if err != nil {
 		return fail(err)
 	}
-	return &KV{entries: entries, claim: claim, log: cfg.Logger}, nil
+	return &KV{entries: entries, claim: claim, often: pacedlog.New(cfg.Logger)}, nil
 }
 
 // Handle returns a handler for Bus.Consume that calls handler for each event of a group that the
@@ -99,7 +100,7 @@ func (k *KV) Handle(group string, handler func(ctx context.Context, e *jetstream
 // failed logs the failure of a store.
 func (k *KV) failed(ctx context.Context, group string, d *jetstream.Delivery, err error) error {
 	if own, ok := errors.AsType[*failure](err); ok && ctx.Err() == nil {
-		k.log.WarnContext(ctx, "failed to mark an event; it comes again", slog.String("topic", d.Event.Topic), slog.String("group", group),
+		k.often.Log(ctx, slog.LevelWarn, "failed to mark an event; it comes again", d.Event.Topic+"::"+group, slog.String("topic", d.Event.Topic), slog.String("group", group),
 			slog.String("id", d.Event.ID), slog.String("failed", own.what), slog.Any("error", own.err))
 	}
 	return err
@@ -206,7 +207,7 @@ func (c *claim) run(ctx context.Context, handler func() error) (err error) {
 		if !returned || err != nil { // it panicked, or failed
 			gone := c.write(ending, func() error { _, err := c.entries.Delete(ending, c.key, nil, c.revision); return err })
 			if gone != nil {
-				c.log.WarnContext(ctx, "failed to give up the claim of an event; it ends by itself", slog.Any("error", gone))
+				c.often.Log(ctx, slog.LevelWarn, "failed to give up the claim of an event; it ends by itself", "", slog.Any("error", gone))
 			}
 			return
 		}
@@ -274,7 +275,7 @@ func (c *claim) renew(ctx context.Context) {
 		})
 		cancel()
 		if errors.Is(err, jetstream.ErrKeyChanged) {
-			c.log.WarnContext(ctx, "lost the claim of an event while it was being handled; it may be handled twice")
+			c.often.Log(ctx, slog.LevelWarn, "lost the claim of an event while it was being handled; it may be handled twice", "")
 			return
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/pacedlog"
 	"eventhub/outbox"
 	"eventhub/outbox/internal/sqltext"
 )
@@ -53,7 +54,7 @@ type SQL struct {
 	dialect outbox.Dialect
 	table   string
 	ttl     time.Duration
-	log     *slog.Logger
+	often   *pacedlog.Log
 	marks   atomic.Int64 // made since the last Clean
 
 	mark, seen, clean string // queries
@@ -81,7 +82,7 @@ func NewSQL(cfg SQLConfig) (*SQL, error) {
 	if err := sqltext.ValidTable(cfg.Table, cfg.Dialect == outbox.SQLite); err != nil {
 		return fail(err)
 	}
-	s := &SQL{db: cfg.DB, dialect: cfg.Dialect, table: cfg.Table, ttl: ttl, log: cfg.Logger}
+	s := &SQL{db: cfg.DB, dialect: cfg.Dialect, table: cfg.Table, ttl: ttl, often: pacedlog.New(cfg.Logger)}
 	// A mark that has expired counts as none, whether or not it was removed.
 	s.mark = s.query(`INSERT INTO {table} AS o (topic, grp, id, expires) VALUES (?, ?, ?, {now} + ?)
 ON CONFLICT (topic, grp, id) DO UPDATE SET expires = excluded.expires WHERE o.expires <= {now}`)
@@ -145,7 +146,7 @@ func (s *SQL) Handle(group string, handler func(ctx context.Context, tx *sql.Tx,
 		first, err := s.once(ctx, group, &d.Event, handler)
 		if err != nil {
 			if own, ok := errors.AsType[*failure](err); ok && ctx.Err() == nil {
-				s.log.WarnContext(ctx, "failed to mark an event; it comes again", slog.String("topic", d.Event.Topic), slog.String("group", group),
+				s.often.Log(ctx, slog.LevelWarn, "failed to mark an event; it comes again", d.Event.Topic+"::"+group, slog.String("topic", d.Event.Topic), slog.String("group", group),
 					slog.String("id", d.Event.ID), slog.String("failed", own.what), slog.Any("error", own.err))
 			}
 			return err
@@ -182,7 +183,7 @@ func (s *SQL) cleanSome(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanWait)
 	defer cancel()
 	if _, err := s.Clean(ctx); err != nil {
-		s.log.WarnContext(ctx, "failed to remove expired marks; retrying later", slog.Any("error", err))
+		s.often.Log(ctx, slog.LevelWarn, "failed to remove expired marks; retrying later", "", slog.Any("error", err))
 	}
 }
 
