@@ -242,7 +242,7 @@ func (o *castStream) call(f func()) {
 	o.calls.Go(func() {
 		defer func() {
 			if p := recover(); p != nil {
-				panics.Note(o.srv.log, "broadcast", p)
+				panics.Note(o.srv.often.By("func"), "broadcast", p)
 				o.end(websocket.StatusInternalError)
 			}
 		}()

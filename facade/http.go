@@ -99,7 +99,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		defer func() { //nolint:contextcheck // refuse needs no context
 			cause := recover()
 			if cause != nil && cause != http.ErrAbortHandler { //nolint:errorlint // net/http compares so, too
-				panics.Note(s.log, r.Method+" "+chi.RouteContext(r.Context()).RoutePattern(), cause)
+				panics.Note(s.often.By("func"), r.Method+" "+chi.RouteContext(r.Context()).RoutePattern(), cause)
 				if sw.status == 0 {
 					s.refuse(sw, &fault{code: codeInternal, msg: "The hub failed to serve the request."})
 					cause = nil

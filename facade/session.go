@@ -159,7 +159,7 @@ func (s *session) readAll() {
 // in a handler of net/http does.
 func (s *session) survive() {
 	if p := recover(); p != nil {
-		panics.Note(s.srv.log, "frame", p)
+		panics.Note(s.srv.often.By("func"), "frame", p)
 		s.out.shut(websocket.StatusInternalError)
 	}
 }

@@ -274,7 +274,7 @@ func (c *Callouts) receive(m *nats.Msg) {
 		defer func() { <-c.places }()
 		ctx, cancel := context.WithTimeout(c.ctx, calloutWait)
 		defer cancel()
-		err := panics.Call(c.bus.log, "auth callout", func() error { return c.answer(ctx, m) })
+		err := panics.Call(c.bus.often.By("func"), "auth callout", func() error { return c.answer(ctx, m) })
 		if err != nil && c.ctx.Err() == nil {
 			c.cfg.Counted(CalloutFailed)
 			c.bus.often.Log(ctx, slog.LevelWarn, "failed to answer an auth callout", "", slog.Any("error", err))

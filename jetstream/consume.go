@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 
 	"eventhub/jetstream/panics"
@@ -10,6 +11,7 @@ import (
 
 // workers run the handlers of Consume.
 type workers struct {
+	log   *slog.Logger // of panics
 	wg    sync.WaitGroup
 	mu    sync.Mutex
 	work  sync.Cond
@@ -62,7 +64,7 @@ func (w *workers) serve(handler func(context.Context, *Delivery) error) {
 		}
 	}()
 	for h := w.pop(); h != nil; h = w.pop() {
-		h.run(handler)
+		h.run(w.log, handler)
 	}
 	ended = true
 }
@@ -102,7 +104,8 @@ func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOp
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	w := &workers{limit: opts.MaxInFlight + len(opts.Topics) + 1}
+	log := b.often.By("topic", "group", "func").With(slog.String("topic", topic), slog.String("group", group))
+	w := &workers{limit: opts.MaxInFlight + len(opts.Topics) + 1, log: log}
 	w.work.L = &w.mu
 	for range max(opts.Workers, 1) {
 		w.wg.Go(func() { w.serve(handler) }) //nolint:contextcheck // a handler's context ends with the subscription, and not with ctx
@@ -116,7 +119,7 @@ func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOp
 }
 
 // run gives the event to handler and settles it by the outcome.
-func (h *Held) run(handler func(context.Context, *Delivery) error) {
+func (h *Held) run(log *slog.Logger, handler func(context.Context, *Delivery) error) {
 	s := h.m.sub
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
@@ -137,5 +140,5 @@ func (h *Held) run(handler func(context.Context, *Delivery) error) {
 		}
 	}()
 	ctx = d.Context(ctx)
-	err = panics.Call(s.bus.log, "handler", func() error { return handler(ctx, d) })
+	err = panics.Call(log, "handler", func() error { return handler(ctx, d) })
 }

@@ -49,7 +49,7 @@ func (k *derivedKeys) admit(payload []byte, client string) error {
 		return nil
 	}
 	key := ""
-	panics.Run(k.bus.log, "DerivedKeys.Key", func() { key = k.Key(payload) })
+	panics.Run(k.bus.often.By("func"), "DerivedKeys.Key", func() { key = k.Key(payload) })
 	if key == "" {
 		return nil
 	}

@@ -113,7 +113,7 @@ func (h *handles) listen() error {
 // surviving returns a handler of questions over NATS whose panics leave a question without an
 // answer.
 func (b *Bus) surviving(name string, answer nats.MsgHandler) nats.MsgHandler {
-	return func(m *nats.Msg) { panics.Run(b.log, name, func() { answer(m) }) }
+	return func(m *nats.Msg) { panics.Run(b.often.By("func"), name, func() { answer(m) }) }
 }
 
 // receive settles what another hub forwards. It does not block. A request that it cannot trust gets

@@ -449,7 +449,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 	}
 	if strayed, ok := errors.AsType[*strayedError](err); ok {
 		b.forget(t.stream) // the next publish looks where the topic is
-		b.log.Error("another stream took an event: it has a subject of the topic, whose stream is gone",
+		b.often.Log(b.ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
 			slog.String("topic", t.name), slog.String("stream", t.stream.name), slog.String("other", strayed.stream))
 		return fail("the event was stored outside the topic, which has lost its stream: nothing is in the topic", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/panics"
 )
 
@@ -50,11 +51,12 @@ func newServer(handler http.Handler, room *waitingRoom, log *slog.Logger) *http.
 
 // survives notes panics of handlers that let them through, and cuts the connection.
 func survives(next http.Handler, log *slog.Logger) http.Handler {
+	often := pacedlog.New(log).By("func")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			if cause := recover(); cause != nil {
 				if cause != http.ErrAbortHandler { //nolint:errorlint // net/http compares so, too
-					panics.Note(log, "request", cause)
+					panics.Note(often, "request", cause)
 				}
 				panic(http.ErrAbortHandler)
 			}

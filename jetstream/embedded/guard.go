@@ -148,7 +148,7 @@ func (g *guard) accept(conn net.Conn) {
 			defer g.mu.Unlock()
 			g.room.leave(c)
 		}()
-		if err := panics.Call(g.server.cfg.Logger, "native client", func() error { return g.serve(c) }); err != nil {
+		if err := panics.Call(g.server.often.By("func"), "native client", func() error { return g.serve(c) }); err != nil {
 			g.server.cfg.Logger.Debug("a native client was disconnected", slog.Any("error", err))
 		}
 	})
@@ -227,7 +227,7 @@ func (g *guard) serve(c *guarded) error {
 				delete(g.conns, id)
 				g.mu.Unlock()
 			}()
-			err := panics.Call(g.server.cfg.Logger, "answers to a native client", func() error {
+			err := panics.Call(g.server.often.By("func"), "answers to a native client", func() error {
 				c.down(client, answers)
 				return nil
 			})

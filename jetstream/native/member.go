@@ -11,6 +11,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/panics"
 )
 
@@ -224,8 +225,13 @@ func (g *Group) Consume(ctx context.Context, handle func(context.Context, *Deliv
 	for range g.opts.Workers {
 		free <- struct{}{}
 	}
+	often := pacedlog.New(g.opts.Logger.With(slog.String("topic", g.topic), slog.String("group", g.name)))
+	sweeping, end := context.WithCancel(ctx)
+	defer often.End()
 	var running sync.WaitGroup
+	running.Go(func() { often.Run(sweeping) })
 	defer running.Wait()
+	defer end()
 	var goneSince time.Time
 	retry := retryFirst
 	for {
@@ -241,7 +247,7 @@ func (g *Group) Consume(ctx context.Context, handle func(context.Context, *Deliv
 		left, err := g.pull(ctx, n, func(msg natsjs.Msg) {
 			running.Go(func() {
 				defer func() { free <- struct{}{} }()
-				g.work(ctx, msg, handle)
+				g.work(ctx, often, msg, handle)
 			})
 		})
 		for range left {
@@ -293,13 +299,12 @@ func (g *Group) pull(ctx context.Context, n int, hand func(natsjs.Msg)) (left in
 }
 
 // work runs the handler for one message, and keeps the event meanwhile.
-func (g *Group) work(ctx context.Context, msg natsjs.Msg, handle func(context.Context, *Delivery) error) {
+func (g *Group) work(ctx context.Context, often *pacedlog.Log, msg natsjs.Msg, handle func(context.Context, *Delivery) error) {
 	arrived := time.Now()
-	log := g.opts.Logger.With(slog.String("topic", g.topic), slog.String("group", g.name))
 	d, err := g.receive(ctx, msg, arrived)
 	if err != nil || d == nil {
 		if err != nil {
-			log.WarnContext(ctx, "failed to take a delivery; it comes again", slog.Any("error", err))
+			often.Log(ctx, slog.LevelWarn, "failed to take a delivery; it comes again", "", slog.Any("error", err))
 		}
 		return
 	}
@@ -309,7 +314,7 @@ func (g *Group) work(ctx context.Context, msg natsjs.Msg, handle func(context.Co
 	keeping.Go(func() { d.keepWhile(held, lose) })
 	stop := func() { lose(); keeping.Wait() }
 	defer stop() // a handler may end its goroutine
-	err = panics.Call(g.opts.Logger, "handler", func() error { return handle(held, d) })
+	err = panics.Call(often.By("func"), "handler", func() error { return handle(held, d) })
 	stop()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.ackWait()+requestWait)
 	defer cancel()
@@ -321,6 +326,6 @@ func (g *Group) work(ctx context.Context, msg natsjs.Msg, handle func(context.Co
 	}
 	err = d.whenConnected(ctx, settle)
 	if err != nil && !errors.Is(err, ErrNotHeld) { // settled by the handler, or another member's
-		log.WarnContext(ctx, "failed to settle an event; it comes again", slog.String("id", d.Event.ID), slog.Any("error", err))
+		often.Log(ctx, slog.LevelWarn, "failed to settle an event; it comes again", "", slog.String("id", d.Event.ID), slog.Any("error", err))
 	}
 }
