@@ -10,7 +10,8 @@ import (
 func checkNumbers(doc any) error {
 	switch doc := doc.(type) {
 	case json.Number:
-		if _, changed := tame(doc.String()); changed {
+		n := parse(doc.String())
+		if len(n.digits) > maxDigits || n.scale > maxExponent+1 || n.scale < -maxExponent {
 			return fmt.Errorf("has a number beyond 1e%d, or closer to 0 than 1e-%d, or with more than %d digits", maxExponent, maxExponent, maxDigits)
 		}
 	case map[string]any:
