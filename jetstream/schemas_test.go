@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -276,6 +277,29 @@ func TestBadDrafts(t *testing.T) {
 	register(t, b, "t.d", SchemaDraft{Schema: json.RawMessage(hostV1), By: "bob"})
 	if _, _, err := SchemasOf(b).Register(t.Context(), "no topic", draft(hostV1)); err == nil {
 		t.Error("a schema was registered for no topic")
+	}
+}
+
+// A large payload whose schema has a dynamic reference is compared as a small one is.
+func TestLargePayloadOfADynamicReference(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{Topics: append(ruled(SchemaRule{Mode: SchemaEnforce}), TopicRule{Pattern: "w", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaWarn}})})
+	list := draft(`{"$id":"https://example.com/words","$ref":"list","$defs":{"word":{"$dynamicAnchor":"element","type":"string"},
+		"list":{"$id":"list","items":{"$dynamicRef":"#element"},"$defs":{"any":{"$dynamicAnchor":"element"}}}}}`)
+	register(t, b, "t.a", list)
+	register(t, b, "w", list)
+	words := strings.Repeat(`"word",`, 10_000)
+	for _, test := range []struct{ topic, payload, want string }{
+		{"t.a", "[" + words + `""]`, ""},
+		{"t.a", "[" + words + `0]`, CodeSchemaInvalid},
+		{"w", "[" + words + `0]`, ""},
+	} {
+		switch _, err := b.Publish(t.Context(), test.topic, []byte(test.payload), PublishOptions{}); {
+		case test.want != "":
+			wantCode(t, err, test.want)
+		case err != nil:
+			t.Errorf("%s: %v", test.topic, err)
+		}
 	}
 }
 

@@ -1,331 +1,556 @@
 package schema
 
 import (
-	"errors"
-	"maps"
+	"bytes"
+	"cmp"
+	"math/bits"
 	"slices"
 	"strconv"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
+	"strings"
+	"unicode/utf8"
 )
 
 const (
-	// explained bounds what the library judges at a time: values times steps. The library keeps an
-	// error of about 500 bytes for each step that fails.
-	explained = 1 << 14
-	// maxVisits bounds the work of a payload that is judged value by value. A visit is a step of
-	// the schema that meets a value, with as much for every 8 values of an enum or names of
-	// required.
-	maxVisits = 1 << 21
-	// together bounds the values times steps of schemas whose parts do not mean the same alone. The
-	// library then only says whether the payload is valid, and keeps a small error for some of what
-	// fails.
-	together = 1 << 20
-	// delegated bounds what a program leaves to the library, member by member: values times steps
-	// of a payload. A judge has a bound for all members.
-	delegated = 1 << 22
+	// maxSteps bounds the work of a payload. A step takes about 25 ns: a rule that meets a value,
+	// or as much of what a keyword has to do.
+	maxSteps = 1 << 21
+	// bytesAStep is how many bytes of texts are read, compared, hashed or counted in a step.
+	bytesAStep = 32
+	// searchesAStep is how many comparisons of names there are in a step: see search.
+	searchesAStep = 8
+	// matchingAStep is how many instructions of a pattern meet a byte in a step.
+	matchingAStep = 8
+	// maxOpen bounds the stack: rules that wait for others.
+	maxOpen = 50_000
+	// straight is how many rules may lead to each other for one value before a judge looks for a
+	// circle of references.
+	straight = 8
 )
 
-// judge finds the first violation of a large value by a schema of the library. It goes through the
-// parts by itself and stops at the first one that fails, because the library keeps an error for
-// each failure. The library judges what a part says of its value alone.
+// judge judges one payload. Each loop over a part of the payload or of the schema pays its steps
+// before it takes them, so that the bound holds for every keyword.
 type judge struct {
-	visits int
-	alone  map[*jsonschema.Schema]part
-	open   map[visit]bool
+	left    int    // steps
+	spent   string // "size" or "pattern" once there are too few
+	open    []*rule
+	start   int // of those in open that the value of the last one has met
+	path    []segment
+	quiet   int // above 0 within what needs no explanation
+	broken  bool
+	pointer []byte // of the violation to be told
+	keyword string
+	buffer  []byte
 }
 
-// part is a schema without the subschemas that it applies.
-type part struct {
-	schema *jsonschema.Schema
-	weight int // how much a visit counts
+// segment is a part of the way to a value: a name, or an index if that is not -1.
+type segment struct {
+	name  string
+	index int
 }
 
-// visit is a schema that meets a value. Along the way to a value, its level stands for it.
-type visit struct {
-	schema *jsonschema.Schema
-	level  int
+// judgement returns a violation of a payload, or nil. Of all violations it is the one with the
+// smallest pointer, and of those the one with the smallest keyword. The branches of what needs one
+// of several have none of their own.
+func (r *rule) judgement(v *value) *Violation {
+	j := judge{left: maxSteps}
+	switch {
+	case j.takes(r, v):
+		return nil
+	case j.broken:
+		return &Violation{Pointer: strings.ToValidUTF8(string(j.pointer), ""), Keyword: j.keyword}
+	}
+	return &Violation{Keyword: j.spent}
 }
 
-// errMuch says that judging a value takes more than maxVisits.
-var errMuch = errors.New("takes too many steps")
+// takes reports whether a rule takes a value, and the steps were enough to tell.
+func (j *judge) takes(r *rule, v *value) bool { return j.meets(r, v, nil) && j.left >= 0 }
 
-// errLoop says that a reference leads to itself.
-var errLoop = errors.New("leads to itself")
+// pay takes steps, and returns false if too few are left. What is said from then on is void.
+func (j *judge) pay(steps int) bool {
+	if j.left -= steps; j.left < 0 && j.spent == "" {
+		j.spent = "size"
+	}
+	return j.left >= 0
+}
 
-// judgement returns the violation of a value by a schema of the library, or nil.
-func (s *Schema) judgement(library *jsonschema.Schema, v any) *Violation {
-	var broken *Violation
-	err := errMuch
-	switch most := explained / max(s.work, 1); {
-	case valuesOf(v, most) <= most:
-		broken, err = whole(library, v, nil)
-	case s.scoped:
-		if most := together / max(s.work, 1); valuesOf(v, most) <= most {
-			broken, err = somewhere(library, v)
+// stops reports whether a judge that has met a violation need not look for another one.
+func (j *judge) stops() bool { return j.quiet > 0 || j.left < 0 }
+
+// fail notes a violation of the value that the judge is at. It returns false.
+func (j *judge) fail(keyword string) bool {
+	if j.quiet > 0 || !j.pay(1+len(j.path)/4) {
+		return false
+	}
+	p := j.buffer[:0]
+	for i := 0; i < len(j.path) && len(p) < maxPointer; i++ {
+		p = append(p, '/')
+		if s := &j.path[i]; s.index >= 0 {
+			p = strconv.AppendInt(p, int64(s.index), 10)
+		} else {
+			p = appendName(p, s.name)
 		}
+	}
+	j.buffer = p
+	p = p[:min(len(p), maxPointer)]
+	if order := bytes.Compare(p, j.pointer); !j.broken || order < 0 || order == 0 && keyword < j.keyword {
+		j.broken, j.keyword = true, keyword
+		j.pointer = append(j.pointer[:0], p...)
+	}
+	return false
+}
+
+// appendName appends as much of a name as has room in a pointer.
+func appendName(p []byte, name string) []byte {
+	for i := 0; i < len(name) && len(p) < maxPointer; i++ {
+		switch c := name[i]; c {
+		case '~':
+			p = append(p, "~0"...)
+		case '/':
+			p = append(p, "~1"...)
+		default:
+			p = append(p, c)
+		}
+	}
+	return p
+}
+
+// meets reports whether a rule takes a value. If seen is not nil, it marks there what the rule
+// evaluates of the value.
+func (j *judge) meets(r *rule, v *value, seen *evaluated) bool {
+	switch {
+	case !j.pay(1):
+		return false
+	case r.always:
+		return true
+	case r.never:
+		return j.fail("false")
+	case len(j.open) == maxOpen:
+		return j.pay(maxSteps)
+	}
+	if before := j.open[j.start:]; len(before) >= straight {
+		if !j.pay(len(before) / 8) {
+			return false
+		}
+		if slices.Contains(before, r) {
+			return j.fail("$ref")
+		}
+	}
+	j.open = append(j.open, r)
+	ok := j.judge(r, v, seen)
+	j.open = j.open[:len(j.open)-1]
+	return ok
+}
+
+// judge is meets for a rule that is open.
+func (j *judge) judge(r *rule, v *value, seen *evaluated) bool {
+	switch {
+	case r.types != 0 && !j.is(v, r.types):
+		return j.fail("type")
+	case r.constant != nil && !j.among(v, r.constant):
+		return j.fail("const")
+	case r.enum != nil && !j.among(v, r.enum):
+		return j.fail("enum")
+	}
+	if seen == nil && (r.unevaluated != nil && v.kind == isObject || r.unevaluatedItems != nil && v.kind == isArray) {
+		seen = &evaluated{}
+	}
+	var ok bool
+	switch v.kind {
+	case isObject:
+		ok = j.object(r, v, seen)
+	case isArray:
+		ok = j.array(r, v, seen)
+	case isString:
+		ok = j.string(r, v)
 	default:
-		j := &judge{alone: make(map[*jsonschema.Schema]part), open: make(map[visit]bool)}
-		broken, err = j.value(library, v, nil)
+		ok = !r.numbers || v.kind&(isInteger|isNumber) == 0 || j.number(r, v)
+	}
+	if r.combines && (ok || !j.stops()) {
+		ok = j.combined(r, v, seen) && ok
+	}
+	if seen != nil && (ok || !j.stops()) {
+		ok = j.unevaluated(r, v, seen) && ok
+	}
+	return ok
+}
+
+// inside is meets for a member or an element.
+func (j *judge) inside(r *rule, v *value, at segment) bool {
+	start := j.start
+	j.start = len(j.open)
+	j.path = append(j.path, at)
+	ok := j.meets(r, v, nil)
+	j.path = j.path[:len(j.path)-1]
+	j.start = start
+	return ok
+}
+
+// also is meets for a further rule of the value. What that evaluates counts if it takes the value.
+func (j *judge) also(r *rule, v *value, seen *evaluated) bool {
+	if seen == nil {
+		return j.meets(r, v, nil)
+	}
+	if !j.pay(1 + v.size()/512) { // for marks
+		return false
+	}
+	var own evaluated
+	ok := j.meets(r, v, &own)
+	if ok {
+		seen.merge(&own)
+	}
+	return ok
+}
+
+// branch is also for a rule that may fail.
+func (j *judge) branch(r *rule, v *value, seen *evaluated) bool {
+	j.quiet++
+	ok := j.also(r, v, seen)
+	j.quiet--
+	return ok
+}
+
+// is reports whether a value is of one of the types.
+func (j *judge) is(v *value, t types) bool {
+	return v.kind&t != 0 || v.kind == isNumber && t&isInteger != 0 && j.pay(len(v.text)/bytesAStep) && parse(v.text).whole()
+}
+
+// among reports whether a set has a value.
+func (j *judge) among(v *value, s set) bool {
+	sum := j.sum(v)
+	if !j.pay(1 + bits.Len(uint(len(s)))/4) {
+		return false
+	}
+	i, _ := slices.BinarySearchFunc(s, sum, func(v value, sum uint64) int { return cmp.Compare(v.hash, sum) })
+	for ; i < len(s) && s[i].hash == sum; i++ {
+		if j.equal(&s[i], v) {
+			return true
+		}
+	}
+	return false
+}
+
+// object judges the members of an object.
+func (j *judge) object(r *rule, v *value, seen *evaluated) bool {
+	ok := true
+	if r.members.few(len(v.members)) {
+		ok = j.fail("minProperties")
+	}
+	if r.members.many(len(v.members)) {
+		ok = j.fail("maxProperties")
+	}
+	if !j.hasAll(v, r.required) {
+		ok = j.fail("required")
+	}
+	if !j.pay(len(r.dependents) * v.search() / searchesAStep) {
+		return false
+	}
+	for i := range r.dependents {
+		switch d := &r.dependents[i]; {
+		case v.member(d.name) == nil:
+		case d.rule != nil:
+			ok = j.also(d.rule, v, seen) && ok
+		case !j.hasAll(v, d.required):
+			ok = j.fail(d.keyword)
+		}
+	}
+	if !r.looksInside {
+		return ok
+	}
+	for i := range v.members {
+		if !ok && j.stops() {
+			return false
+		}
+		ok = j.member(r, v, i, seen) && ok
+	}
+	return ok
+}
+
+// member judges the member of an object at an index.
+func (j *judge) member(r *rule, v *value, i int, seen *evaluated) bool {
+	m := &v.members[i]
+	if !j.pay(1 + len(m.name)/bytesAStep) {
+		return false
+	}
+	at := segment{m.name, -1}
+	sub, declared := r.properties[m.name]
+	ok := !declared || j.inside(sub, &m.value, at)
+	for k := range r.patterns {
+		if p := &r.patterns[k]; j.matches(p.pattern, m.name) {
+			declared = true
+			ok = j.inside(p.rule, &m.value, at) && ok
+		}
 	}
 	switch {
-	case errors.Is(err, errLoop):
-		return &Violation{Keyword: "$ref"}
-	case err != nil:
-		return &Violation{Keyword: "size"}
+	case declared:
+	case r.closed:
+		declared = true
+		ok = j.fail("additionalProperties")
+	case r.additional != nil:
+		declared = true
+		ok = j.inside(r.additional, &m.value, at)
 	}
-	return broken
+	if r.names != nil {
+		j.quiet++
+		fits := j.inside(r.names, &value{kind: isString, text: m.name}, at)
+		if j.quiet--; !fits {
+			ok = j.fail("propertyNames")
+		}
+	}
+	if declared && seen != nil {
+		seen.mark(i)
+	}
+	return ok
 }
 
-// value returns the first violation of a value, or nil.
-func (j *judge) value(s *jsonschema.Schema, v any, path []string) (*Violation, error) {
-	own, known := j.alone[s]
-	if !known {
-		own = alone(s)
-		j.alone[s] = own
+// hasAll reports whether an object has members of all names.
+func (j *judge) hasAll(v *value, names []string) bool {
+	each, cost := v.search(), 0
+	for _, name := range names {
+		cost += each * (1 + len(name)/bytesAStep)
 	}
-	if j.visits += own.weight; j.visits > maxVisits {
-		return nil, errMuch
+	if !j.pay(cost / searchesAStep) {
+		return false
 	}
-	here := visit{s, len(path)}
-	if j.open[here] {
-		return nil, errLoop
-	}
-	j.open[here] = true
-	defer delete(j.open, here)
-	if broken, err := whole(own.schema, v, path); broken != nil || err != nil {
-		return broken, err
-	}
-	var broken *Violation
-	var err error
-	switch v := v.(type) {
-	case map[string]any:
-		broken, err = j.object(s, v, path)
-	case []any:
-		broken, err = j.array(s, v, path)
-	}
-	if broken != nil || err != nil {
-		return broken, err
-	}
-	if s.Ref != nil {
-		if broken, err := j.value(s.Ref, v, path); broken != nil || err != nil {
-			return broken, err
+	for _, name := range names {
+		if v.member(name) == nil {
+			return false
 		}
 	}
-	return j.combined(s, v, path)
+	return true
 }
 
-// whole is the judgement of the library.
-func whole(s *jsonschema.Schema, v any, path []string) (*Violation, error) {
-	err := s.Validate(v)
-	if err == nil {
-		return nil, nil //nolint:nilnil // there is no violation
+// matches reports whether a text has a match of a pattern.
+func (j *judge) matches(p *pattern, text string) bool {
+	cost := p.size * (len(text) + 1) / matchingAStep
+	if j.left >= 0 && cost > j.left {
+		j.spent = "pattern"
 	}
-	broken, ok := errors.AsType[*jsonschema.ValidationError](err)
-	if !ok {
-		return nil, errLoop
-	}
-	found := first(broken)
-	found.Pointer = shortPointer(pointerOf(path) + found.Pointer)
-	return &found, nil
-}
-
-// somewhere tells whether a value breaks a schema, and not where.
-func somewhere(s *jsonschema.Schema, v any) (*Violation, error) {
-	yes, no := true, false
-	// The library does not describe what fails in a condition.
-	condition := &jsonschema.Schema{
-		DraftVersion: s.DraftVersion, Location: place, If: s,
-		Then: &jsonschema.Schema{DraftVersion: s.DraftVersion, Bool: &yes}, Else: &jsonschema.Schema{DraftVersion: s.DraftVersion, Bool: &no},
-	}
-	broken, err := whole(condition, v, nil)
-	if broken != nil {
-		broken = &Violation{Keyword: "schema"}
-	}
-	return broken, err
-}
-
-// alone returns the part of a schema.
-func alone(s *jsonschema.Schema) part {
-	c := *s
-	c.Ref, c.RecursiveRef, c.DynamicRef = nil, nil, nil
-	c.Not, c.AllOf, c.AnyOf, c.OneOf, c.If, c.Then, c.Else = nil, nil, nil, nil, nil, nil, nil
-	c.PropertyNames, c.Properties, c.PatternProperties, c.AdditionalProperties = nil, nil, nil, nil
-	c.DependentSchemas, c.UnevaluatedProperties = nil, nil
-	c.Contains, c.MinContains, c.MaxContains, c.PrefixItems, c.Items2020, c.UnevaluatedItems = nil, nil, nil, nil, nil, nil
-	names := len(s.Required)
-	if s.Enum != nil {
-		names += len(s.Enum.Values)
-	}
-	for _, more := range s.DependentRequired {
-		names += len(more)
-	}
-	return part{&c, 1 + names/8}
-}
-
-// object judges the members of an object, in the order of their names.
-func (j *judge) object(s *jsonschema.Schema, v map[string]any, path []string) (*Violation, error) {
-	for _, name := range slices.Sorted(maps.Keys(v)) {
-		in := append(slices.Clip(path), name)
-		declared := false
-		judged := func(sub *jsonschema.Schema) (*Violation, error) {
-			declared = true
-			return j.value(sub, v[name], in)
-		}
-		if sub, is := s.Properties[name]; is {
-			if broken, err := judged(sub); broken != nil || err != nil {
-				return broken, err
-			}
-		}
-		for pattern, sub := range s.PatternProperties {
-			if j.visits++; pattern.MatchString(name) {
-				if broken, err := judged(sub); broken != nil || err != nil {
-					return broken, err
-				}
-			}
-		}
-		switch rest := s.AdditionalProperties.(type) {
-		case bool:
-			if !declared && !rest {
-				return &Violation{Pointer: shortPointer(pointerOf(path)), Keyword: "additionalProperties"}, nil
-			}
-		case *jsonschema.Schema:
-			if !declared {
-				if broken, err := judged(rest); broken != nil || err != nil {
-					return broken, err
-				}
-			}
-		}
-		if s.PropertyNames != nil {
-			if broken, err := j.value(s.PropertyNames, name, in); broken != nil || err != nil {
-				return found(broken, path, "propertyNames"), err
-			}
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.DependentSchemas)) {
-		if _, has := v[name]; has {
-			if broken, err := j.value(s.DependentSchemas[name], v, path); broken != nil || err != nil {
-				return broken, err
-			}
-		}
-	}
-	return nil, nil //nolint:nilnil // there is no violation
+	return j.pay(cost) && p.MatchString(text)
 }
 
 // array judges the elements of an array.
-func (j *judge) array(s *jsonschema.Schema, v []any, path []string) (*Violation, error) {
-	contained := 0
-	for i, element := range v {
-		in := append(slices.Clip(path), strconv.Itoa(i))
-		sub := s.Items2020
-		if i < len(s.PrefixItems) {
-			sub = s.PrefixItems[i]
+func (j *judge) array(r *rule, v *value, seen *evaluated) bool {
+	ok := true
+	if r.elements.few(len(v.elements)) {
+		ok = j.fail("minItems")
+	}
+	if r.elements.many(len(v.elements)) {
+		ok = j.fail("maxItems")
+	}
+	if r.unique && !j.unique(v) {
+		ok = j.fail("uniqueItems")
+	}
+	for i := range v.elements {
+		sub := r.items
+		if i < len(r.prefix) {
+			sub = r.prefix[i]
 		}
-		if sub != nil {
-			if broken, err := j.value(sub, element, in); broken != nil || err != nil {
-				return broken, err
-			}
+		if sub == nil || !ok && j.stops() {
+			break
 		}
-		if s.Contains != nil {
-			broken, err := j.value(s.Contains, element, in)
-			if err != nil {
-				return nil, err
-			}
-			if broken == nil {
-				contained++
+		ok = j.inside(sub, &v.elements[i], segment{index: i}) && ok
+		if seen != nil {
+			seen.mark(i)
+		}
+	}
+	if r.contains != nil && (ok || !j.stops()) {
+		ok = j.contains(r, v, seen) && ok
+	}
+	return ok
+}
+
+// contains judges how many elements of an array the rule of contains takes.
+func (j *judge) contains(r *rule, v *value, seen *evaluated) bool {
+	n := 0
+	j.quiet++
+	for i := range v.elements {
+		if j.inside(r.contains, &v.elements[i], segment{index: i}) {
+			n++
+			if seen != nil {
+				seen.mark(i)
 			}
 		}
 	}
+	j.quiet--
 	switch {
-	case s.Contains == nil:
-	case s.MinContains == nil && contained == 0:
-		return found(&Violation{}, path, "contains"), nil
-	case s.MinContains != nil && contained < *s.MinContains:
-		return found(&Violation{}, path, "minContains"), nil
-	case s.MaxContains != nil && contained > *s.MaxContains:
-		return found(&Violation{}, path, "maxContains"), nil
+	case r.once && n == 0:
+		return j.fail("contains")
+	case r.contained.few(n):
+		return j.fail("minContains")
+	case r.contained.many(n):
+		return j.fail("maxContains")
 	}
-	return nil, nil //nolint:nilnil // there is no violation
+	return true
 }
 
-// combined judges what a schema combines of others for the same value.
-func (j *judge) combined(s *jsonschema.Schema, v any, path []string) (*Violation, error) {
-	for _, sub := range s.AllOf {
-		if broken, err := j.value(sub, v, path); broken != nil || err != nil {
-			return broken, err
+// unique reports whether no two elements of an array are equal.
+func (j *judge) unique(v *value) bool {
+	first := make(map[uint64]*value)
+	for i := range v.elements {
+		if !j.pay(4) {
+			return false
 		}
-	}
-	if len(s.AnyOf) > 0 {
-		if n, err := j.fitting(s.AnyOf, v, path, 1); n == 0 || err != nil {
-			return found(&Violation{}, path, "anyOf"), err
+		e := &v.elements[i]
+		other, known := first[j.sum(e)]
+		if known && j.equal(e, other) {
+			return false
 		}
+		first[e.hash] = e
 	}
-	if len(s.OneOf) > 0 {
-		if n, err := j.fitting(s.OneOf, v, path, 2); n != 1 || err != nil {
-			return found(&Violation{}, path, "oneOf"), err
-		}
-	}
-	if s.Not != nil {
-		if broken, err := j.value(s.Not, v, path); broken == nil || err != nil {
-			return found(&Violation{}, path, "not"), err
-		}
-	}
-	if s.If == nil {
-		return nil, nil //nolint:nilnil // there is no violation
-	}
-	broken, err := j.value(s.If, v, path)
-	then := s.Then
-	if broken != nil {
-		then = s.Else
-	}
-	if then == nil || err != nil {
-		return nil, err
-	}
-	return j.value(then, v, path)
+	return true
 }
 
-// fitting returns how many of the schemas take a value, at most the given number.
-func (j *judge) fitting(all []*jsonschema.Schema, v any, path []string, most int) (n int, err error) {
+func (j *judge) string(r *rule, v *value) bool {
+	ok := true
+	if r.length != anySpan {
+		if !j.pay(len(v.text) / bytesAStep) {
+			return false
+		}
+		length := utf8.RuneCountInString(v.text)
+		if r.length.few(length) {
+			ok = j.fail("minLength")
+		}
+		if r.length.many(length) {
+			ok = j.fail("maxLength")
+		}
+	}
+	if r.pattern != nil && !j.matches(r.pattern, v.text) {
+		ok = j.fail("pattern")
+	}
+	return ok
+}
+
+func (j *judge) number(r *rule, v *value) bool {
+	if !j.pay(1 + len(v.text)/bytesAStep) {
+		return false
+	}
+	ok, n := true, parse(v.text)
+	if r.minimum != nil && n.compare(*r.minimum) < 0 {
+		ok = j.fail("minimum")
+	}
+	if r.maximum != nil && n.compare(*r.maximum) > 0 {
+		ok = j.fail("maximum")
+	}
+	if r.exclusiveMin != nil && n.compare(*r.exclusiveMin) <= 0 {
+		ok = j.fail("exclusiveMinimum")
+	}
+	if r.exclusiveMax != nil && n.compare(*r.exclusiveMax) >= 0 {
+		ok = j.fail("exclusiveMaximum")
+	}
+	if r.multipleOf != nil && (!j.pay(r.multipleOf.cost(n)) || !r.multipleOf.divides(n)) {
+		ok = j.fail("multipleOf")
+	}
+	return ok
+}
+
+// combined judges a value by further rules.
+func (j *judge) combined(r *rule, v *value, seen *evaluated) bool {
+	ok := r.ref == nil || j.also(r.ref, v, seen)
+	if r.dynamic != nil && (ok || !j.stops()) {
+		ok = j.also(j.target(r), v, seen) && ok
+	}
+	for _, sub := range r.allOf {
+		if !ok && j.stops() {
+			return false
+		}
+		ok = j.also(sub, v, seen) && ok
+	}
+	if len(r.anyOf) > 0 && j.fitting(r.anyOf, v, seen, 1) == 0 {
+		ok = j.fail("anyOf")
+	}
+	if len(r.oneOf) > 0 && j.fitting(r.oneOf, v, seen, 2) != 1 {
+		ok = j.fail("oneOf")
+	}
+	if r.not != nil && j.branch(r.not, v, nil) {
+		ok = j.fail("not")
+	}
+	if r.when == nil || !ok && j.stops() {
+		return ok
+	}
+	then := r.otherwise
+	if j.branch(r.when, v, seen) {
+		then = r.then
+	}
+	return (then == nil || j.also(then, v, seen)) && ok
+}
+
+// fitting returns how many of the rules take a value. It need not count beyond a number if nobody
+// asks what they evaluate.
+func (j *judge) fitting(all []*rule, v *value, seen *evaluated, most int) (n int) {
 	for _, sub := range all {
-		broken, err := j.value(sub, v, path)
-		if err != nil {
-			return n, err
+		if j.left < 0 {
+			return 0
 		}
-		if broken == nil {
-			if n++; n == most {
+		if j.branch(sub, v, seen) {
+			if n++; n == most && (seen == nil || most > 1) {
 				break
 			}
-		}
-	}
-	return n, nil
-}
-
-// found returns a violation at a place if there is one.
-func found(broken *Violation, path []string, keyword string) *Violation {
-	if broken == nil {
-		return nil
-	}
-	return &Violation{Pointer: shortPointer(pointerOf(path)), Keyword: keyword}
-}
-
-// valuesOf returns how many values a value has, and stops beyond the given number.
-func valuesOf(v any, most int) int {
-	n := 1
-	switch v := v.(type) {
-	case map[string]any:
-		for _, member := range v {
-			if n > most {
-				break
-			}
-			n += valuesOf(member, most-n)
-		}
-	case []any:
-		for _, element := range v {
-			if n > most {
-				break
-			}
-			n += valuesOf(element, most-n)
 		}
 	}
 	return n
+}
+
+// target returns where the $dynamicRef of an open rule leads: of all resources on the way to it,
+// the first one that has the anchor.
+func (j *judge) target(r *rule) *rule {
+	if r.anchor != "" {
+		for i, on := range j.open {
+			if to := on.resource.anchors[r.anchor]; to != nil {
+				j.pay(i)
+				return to
+			}
+		}
+	}
+	return r.dynamic
+}
+
+// unevaluated judges what no other keyword has evaluated.
+func (j *judge) unevaluated(r *rule, v *value, seen *evaluated) bool {
+	ok := true
+	rest := r.unevaluated
+	if v.kind == isArray {
+		rest = r.unevaluatedItems
+	}
+	if rest == nil || v.container == nil {
+		return true
+	}
+	for i := range v.elements {
+		if !seen.has(i) {
+			ok = j.inside(rest, &v.elements[i], segment{index: i}) && ok
+		}
+	}
+	for i := range v.members {
+		if !seen.has(i) {
+			ok = j.inside(rest, &v.members[i].value, segment{v.members[i].name, -1}) && ok
+		}
+	}
+	seen.all = true
+	return ok
+}
+
+// evaluated are the elements or members of a value that keywords have evaluated.
+type evaluated struct {
+	all   bool
+	marks []uint64
+}
+
+func (e *evaluated) has(i int) bool {
+	return e.all || i/64 < len(e.marks) && e.marks[i/64]>>(i%64)&1 != 0
+}
+
+func (e *evaluated) mark(i int) {
+	for i/64 >= len(e.marks) {
+		e.marks = append(e.marks, 0)
+	}
+	e.marks[i/64] |= 1 << (i % 64)
+}
+
+func (e *evaluated) merge(o *evaluated) {
+	e.all = e.all || o.all
+	for i, marks := range o.marks {
+		for i >= len(e.marks) {
+			e.marks = append(e.marks, 0)
+		}
+		e.marks[i] |= marks
+	}
 }

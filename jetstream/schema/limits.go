@@ -6,6 +6,15 @@ import (
 	"regexp/syntax"
 )
 
+const (
+	// maxExponent is the largest power of ten of a number in a schema: the library computes with
+	// all digits of a number, so that 1e1000000 would take it milliseconds, and 1e10000000 makes it
+	// panic.
+	maxExponent = 400
+	// maxDigits is how many digits a number in a schema has.
+	maxDigits = 1_000
+)
+
 // checkNumbers refuses schemas with numbers that the library could not compute with.
 func checkNumbers(doc any) error {
 	switch doc := doc.(type) {
@@ -30,54 +39,52 @@ func checkNumbers(doc any) error {
 	return nil
 }
 
-// checkPatterns returns how many instructions the patterns of a schema have, those of a $ref
-// counted as often as they apply. It refuses too many, each counted once: a pattern of a few bytes
-// may have a million.
-func checkPatterns(doc any) (n int, err error) {
-	total, known := 0, make(map[string]int)
-	count := func(pattern string) int {
-		if n, seen := known[pattern]; seen {
-			return n
-		}
-		n := 0
-		// Of a pattern that is none, the compiler says what is wrong.
-		if re, err := syntax.Parse(pattern, syntax.Perl); err == nil {
-			if prog, err := syntax.Compile(re.Simplify()); err == nil {
-				n = len(prog.Inst)
-			}
-		}
-		known[pattern] = n
-		total += n
-		return n
+// instructions is how many instructions a pattern has, 0 if it is none: then the compiler says what
+// is wrong. A pattern of a few bytes may have a million.
+func instructions(pattern string) int {
+	re, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return 0
 	}
-	w := &stepCounter{root: doc, most: maxMatching, known: make(map[string]int), open: make(map[string]bool), weigh: func(keyword string, v any) (n int) {
-		switch v := v.(type) {
-		case string:
-			if keyword == "pattern" {
-				n = count(v)
-			}
+	prog, err := syntax.Compile(re.Simplify())
+	if err != nil {
+		return 0
+	}
+	return len(prog.Inst)
+}
+
+// checkPatterns refuses schemas whose patterns have too many instructions, each counted once.
+func checkPatterns(doc any) error {
+	total, known := 0, make(map[string]bool)
+	count := func(pattern string) {
+		if !known[pattern] && total <= MaxPattern {
+			known[pattern] = true
+			total += instructions(pattern)
+		}
+	}
+	var walk func(doc any)
+	walk = func(doc any) {
+		switch doc := doc.(type) {
 		case map[string]any:
-			if keyword == "patternProperties" {
-				for pattern := range v {
-					n += count(pattern)
-				}
+			if pattern, is := doc["pattern"].(string); is {
+				count(pattern)
 			}
-		}
-		return n
-	}}
-	n = w.count(doc)
-	// Definitions that no $ref leads to are compiled, too.
-	for _, list := range []string{"$defs", "definitions"} {
-		if object, is := doc.(map[string]any); is {
-			if defs, is := object[list].(map[string]any); is {
-				for _, def := range defs {
-					w.count(def)
-				}
+			patterns, _ := doc["patternProperties"].(map[string]any)
+			for pattern := range patterns {
+				count(pattern)
+			}
+			for _, member := range doc {
+				walk(member)
+			}
+		case []any:
+			for _, element := range doc {
+				walk(element)
 			}
 		}
 	}
+	walk(doc)
 	if total > MaxPattern {
-		return 0, fmt.Errorf("its patterns have more than %d instructions: make them shorter, with fewer and smaller repetitions", MaxPattern)
+		return fmt.Errorf("its patterns have more than %d instructions: make them shorter, with fewer and smaller repetitions", MaxPattern)
 	}
-	return n, nil
+	return nil
 }

@@ -109,6 +109,16 @@ func newDivisor(n number) *divisor {
 	return d
 }
 
+// cost is how many steps divides takes.
+func (d *divisor) cost(n number) int {
+	words := (d.factor.BitLen() + 63) / 64
+	digits, power := 1+len(n.digits)/chunk, max(0, n.scale-len(n.digits)-d.exponent)
+	if d.small > 0 {
+		return digits + bits.Len(uint(power))/2
+	}
+	return digits*(4+words) + bits.Len(uint(power))*(2+words*words/16)
+}
+
 // chunk is how many digits divides takes at a time.
 const chunk = 18
 

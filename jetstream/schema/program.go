@@ -2,12 +2,10 @@ package schema
 
 import (
 	"bytes"
-	"encoding/json"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"eventhub/jetstream/jsonscan"
 )
@@ -27,6 +25,11 @@ const (
 	allTypes types = 1<<iota - 1
 )
 
+// typeNames are the types of schemas.
+var typeNames = map[string]types{
+	"null": isNull, "boolean": isBool, "integer": isInteger, "number": isInteger | isNumber, "string": isString, "array": isArray, "object": isObject,
+}
+
 const (
 	// maxProperties bounds the properties that a program tells apart: a bit each.
 	maxProperties = 64
@@ -36,26 +39,25 @@ const (
 	exactDigits = 15
 )
 
-// node is the program of a schema. A nil node takes every value.
+// node is the program of a rule. A nil node takes every value.
 type node struct {
-	judge  func(value []byte) bool // by the library, if the program does not know the subschema
-	types  types
-	values map[string]bool // the texts of enum and const; nil: any
-	min    bound
-	max    bound
-	// multiple is of multipleOf; 0: none.
-	multiple         int64
-	minLen, maxLen   int // in code points; maxLen -1: no bound
-	minItems         int
-	maxItems         int // -1: no bound
-	items            *node
-	props            []property
-	byName           map[string]int // of more than fewProperties
-	required         uint64         // bits of props
-	rest             *node          // of members that are no props
-	closed           bool           // there must be none
-	countsLength     bool           // minLen or maxLen is set
-	numbers, objects bool           // there is something to check
+	rule     *rule // which a judge knows, if programs do not
+	types    types
+	values   map[string]bool // the texts of enum and const; nil: any
+	min      bound
+	max      bound
+	multiple int64 // of multipleOf; 0: none
+	length   span  // in code points
+	pattern  *pattern
+	elements span
+	items    *node
+	props    []property
+	byName   map[string]int // of more than fewProperties
+	required uint64         // bits of props
+	rest     *node          // of members that are no props
+	closed   bool           // there must be none
+
+	countsLength, numbers, objects bool // there is something to check
 }
 
 // property is a member that the schema names.
@@ -70,201 +72,100 @@ type bound struct {
 	at             float64
 }
 
-// newProgram makes the program of a schema, or returns nil if the schema has more than programs
-// know. library compiles a subschema at a place, a JSON pointer: what programs do not know of one
-// member is left to the library for the value of that member alone.
-func newProgram(doc any, library func(at string) *jsonschema.Schema, judge func(*jsonschema.Schema, []byte) bool) (_ *node, nodes int) {
-	c := compiler{root: doc, open: make(map[string]bool), judge: judge}
-	if !has(doc, "$id", "$anchor", "$dynamicAnchor") && !has(doc, scoped...) {
-		c.library = library
-	}
-	n, ok := c.node(doc, "")
-	if !ok {
+// newProgram makes the program of a schema, or returns nil if programs do not know its keywords.
+// What they do not know of a member or an element is left to a judge of that value alone, so the
+// rules must not ask which other rules led to them.
+func newProgram(root *rule) (_ *node, nodes int) {
+	c := compiler{nodes: make(map[*rule]*node)}
+	n := c.node(root)
+	switch {
+	case n == nil:
+		n = &node{types: allTypes, length: anySpan, elements: anySpan}
+	case n.rule != nil:
 		return nil, 0
 	}
-	if n == nil {
-		n = &node{types: allTypes, maxLen: -1, maxItems: -1}
-	}
-	return n, c.nodes
+	return n, len(c.nodes)
 }
 
 // compiler makes programs.
 type compiler struct {
-	root  any
-	open  map[string]bool // references that lead here
-	nodes int
-	// library is nil where a subschema does not mean the same alone.
-	library func(at string) *jsonschema.Schema
-	judge   func(*jsonschema.Schema, []byte) bool
+	nodes map[*rule]*node
 }
 
-// maxNodes bounds the size of a program, as a reference is copied to where it applies.
-const maxNodes = 10_000
-
-// scoped are keywords that see what other subschemas have found, or which of them led here.
-var scoped = []string{"$dynamicRef", "unevaluatedItems", "unevaluatedProperties"}
-
-// has reports whether a schema has one of the keywords.
-func has(doc any, keywords ...string) bool {
-	switch doc := doc.(type) {
-	case map[string]any:
-		for keyword, member := range doc {
-			if slices.Contains(keywords, keyword) || has(member, keywords...) {
-				return true
-			}
-		}
-	case []any:
-		return slices.ContainsFunc(doc, func(element any) bool { return has(element, keywords...) })
+// node returns the program of a rule.
+func (c *compiler) node(r *rule) *node {
+	for hops := 0; r.ref != nil && r.onlyRefers() && hops < straight; hops++ {
+		r = r.ref
 	}
-	return false
+	if r.always {
+		return nil
+	}
+	n, known := c.nodes[r]
+	if !known {
+		n = &node{}
+		c.nodes[r] = n
+		if !c.fill(n, r) {
+			*n = node{rule: r}
+		}
+	}
+	return n
 }
 
-// node returns the program of a subschema at a place. ok is false if there is none.
-func (c *compiler) node(doc any, at string) (n *node, ok bool) {
-	if c.nodes++; c.nodes > maxNodes {
-		return nil, false
+// fill adds the keywords of a rule to a node. It returns false if there is one that programs do not
+// know.
+func (c *compiler) fill(n *node, r *rule) (ok bool) {
+	if r.never || r.combines || r.constant != nil && r.enum != nil ||
+		len(r.dependents)+len(r.patterns)+len(r.prefix) > 0 || r.names != nil || r.unevaluated != nil || r.members != anySpan ||
+		r.contains != nil || r.unevaluatedItems != nil || r.unique {
+		return false
 	}
-	switch doc := doc.(type) {
-	case bool:
-		return nil, doc // false takes nothing, which only the library says
-	case map[string]any:
-		if to, has := doc["$ref"]; has {
-			n, ok = c.reference(to, doc)
-		} else {
-			n, ok = c.object(doc, at)
+	n.types = allTypes
+	if r.types != 0 {
+		n.types = r.types
+	}
+	n.length, n.pattern, n.elements = r.length, r.pattern, r.elements
+	if r.items != nil {
+		n.items = c.node(r.items)
+	}
+	ok = n.oneOf(r.constant) && n.oneOf(r.enum) &&
+		n.min.add(r.minimum, false, -1) && n.min.add(r.exclusiveMin, true, -1) &&
+		n.max.add(r.maximum, false, 1) && n.max.add(r.exclusiveMax, true, 1) && c.members(n, r)
+	if d := r.multipleOf; d != nil {
+		if d.small == 0 || d.exponent < 0 || d.exponent > 9 || d.small > 1e9 {
+			return false
 		}
-		if !ok && at != "" && c.library != nil && !strings.ContainsFunc(at, oddPlace) {
-			if library := c.library(at); library != nil {
-				return &node{judge: func(v []byte) bool { return c.judge(library, v) }}, true
-			}
-		}
+		n.multiple = int64(d.small * tenTo[d.exponent]) //nolint:gosec // at most 1e18
 	}
-	return n, ok
-}
-
-// plainPlace has the characters that a reference to a place need not escape.
-const plainPlace = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/$_-."
-
-// oddPlace reports whether a reference to a place would have to escape a character.
-func oddPlace(r rune) bool { return !strings.ContainsRune(plainPlace, r) }
-
-// reference returns the program of what a $ref leads to, if the $ref stands alone and does not lead
-// to itself.
-func (c *compiler) reference(to any, doc map[string]any) (n *node, ok bool) {
-	name, ok := to.(string)
-	if !ok || c.open[name] {
-		return nil, false
-	}
-	for keyword := range doc {
-		if keyword != "$ref" && !annotations[keyword] {
-			return nil, false
-		}
-	}
-	target, ok := resolve(c.root, name)
-	if !ok {
-		return nil, false
-	}
-	c.open[name] = true
-	defer delete(c.open, name)
-	return c.node(target, strings.TrimPrefix(name, "#"))
-}
-
-// annotations are keywords that refuse no value. $id and anchors are not among them: they change
-// where references lead.
-var annotations = map[string]bool{
-	"$schema": true, "$comment": true, "$defs": true, "title": true, "description": true, "default": true, "examples": true,
-	"deprecated": true, "readOnly": true, "writeOnly": true, "format": true, "contentEncoding": true, "contentMediaType": true,
-}
-
-func (c *compiler) object(doc map[string]any, at string) (*node, bool) {
-	n := &node{types: allTypes, maxLen: -1, maxItems: -1}
-	for _, keyword := range sortedNames(doc) {
-		if annotations[keyword] {
-			continue
-		}
-		if !c.keyword(n, keyword, doc[keyword], at) {
-			return nil, false
-		}
-	}
-	if !c.members(n, doc, at) {
-		return nil, false
-	}
-	n.numbers = n.min.set || n.max.set || n.multiple > 0
-	n.countsLength = n.minLen > 0 || n.maxLen >= 0
+	n.numbers = r.numbers
+	n.countsLength = r.length != anySpan
 	n.objects = len(n.props) > 0 || n.closed || n.rest != nil
-	return n, true
-}
-
-// keyword adds a keyword to a node. It returns false for one that programs do not know.
-func (c *compiler) keyword(n *node, keyword string, v any, at string) (ok bool) {
-	switch keyword {
-	case "type":
-		n.types, ok = typesOf(v)
-	case "enum":
-		list, _ := v.([]any)
-		return n.oneOf(list)
-	case "const":
-		return n.oneOf([]any{v})
-	case "minimum", "exclusiveMinimum":
-		return n.min.add(v, keyword == "exclusiveMinimum", func(a, b float64) bool { return a > b })
-	case "maximum", "exclusiveMaximum":
-		return n.max.add(v, keyword == "exclusiveMaximum", func(a, b float64) bool { return a < b })
-	case "multipleOf":
-		of, fits := count(v)
-		n.multiple, ok = int64(of), fits && of > 0
-	case "minLength":
-		n.minLen, ok = count(v)
-	case "maxLength":
-		n.maxLen, ok = count(v)
-	case "minItems":
-		n.minItems, ok = count(v)
-	case "maxItems":
-		n.maxItems, ok = count(v)
-	case "items":
-		n.items, ok = c.node(v, at+"/items")
-	case "uniqueItems":
-		ok = v == false
-	case "properties", "required", "additionalProperties":
-		ok = true // see members
-	}
 	return ok
 }
 
-// members adds what a schema says of the members of an object.
-func (c *compiler) members(n *node, doc map[string]any, at string) (ok bool) {
-	switch rest := doc["additionalProperties"].(type) {
-	case nil:
-	case bool:
-		n.closed = !rest
-	default:
-		if n.rest, ok = c.node(rest, at+"/additionalProperties"); !ok {
-			return false
-		}
+// members adds what a rule says of the members of an object.
+func (c *compiler) members(n *node, r *rule) bool {
+	n.closed = r.closed
+	if r.additional != nil && !r.closed {
+		n.rest = c.node(r.additional)
 	}
-	properties, _ := doc["properties"].(map[string]any)
-	for _, name := range sortedNames(properties) {
-		p := property{name: name}
-		if p.node, ok = c.node(properties[name], at+"/properties/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(name)); !ok || odd(name) {
-			return false
-		}
-		n.props = append(n.props, p)
+	for _, name := range slices.Sorted(maps.Keys(r.properties)) {
+		n.props = append(n.props, property{name, c.node(r.properties[name])})
 	}
-	required, _ := doc["required"].([]any)
-	for _, v := range required {
-		name, _ := v.(string)
+	for _, name := range r.required {
 		i := slices.IndexFunc(n.props, func(p property) bool { return p.name == name })
 		if i < 0 {
-			if n.closed || odd(name) {
-				return false // if closed, no object is valid
+			if n.closed {
+				return false // no object is valid
 			}
 			i = len(n.props)
 			n.props = append(n.props, property{name, n.rest})
 		}
-		if i < maxProperties {
-			n.required |= 1 << i
+		if i >= maxProperties {
+			return false
 		}
+		n.required |= 1 << i
 	}
-	if len(n.props) > maxProperties {
+	if len(n.props) > maxProperties || slices.ContainsFunc(n.props, func(p property) bool { return odd(p.name) }) {
 		return false
 	}
 	if len(n.props) > fewProperties {
@@ -276,63 +177,21 @@ func (c *compiler) members(n *node, doc map[string]any, at string) (ok bool) {
 	return true
 }
 
-func sortedNames(doc map[string]any) []string {
-	names := make([]string, 0, len(doc))
-	for name := range doc {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
-func typesOf(v any) (t types, ok bool) {
-	list, many := v.([]any)
-	if !many {
-		list = []any{v}
-	}
-	for _, v := range list {
-		switch v {
-		case "null":
-			t |= isNull
-		case "boolean":
-			t |= isBool
-		case "integer":
-			t |= isInteger
-		case "number":
-			t |= isInteger | isNumber
-		case "string":
-			t |= isString
-		case "array":
-			t |= isArray
-		case "object":
-			t |= isObject
-		default:
-			return 0, false
-		}
-	}
-	return t, true
-}
-
 // oneOf lets a node take values of which a text in this spelling is known. Other spellings are for
-// the library.
-func (n *node) oneOf(list []any) bool {
-	if n.values != nil {
-		return false // enum and const
+// a judge.
+func (n *node) oneOf(values set) bool {
+	if values == nil {
+		return true
 	}
-	n.values = make(map[string]bool, len(list))
-	for _, v := range list {
-		switch v := v.(type) {
-		case nil, bool:
-			text, _ := json.Marshal(v)
-			n.values[string(text)] = true
-		case json.Number:
-			n.values[v.String()] = true
-		case string:
-			if !odd(v) {
-				n.values[`"`+v+`"`] = true
-			}
-		default:
+	n.values = make(map[string]bool, len(values))
+	for i := range values {
+		switch v := &values[i]; {
+		case v.container != nil:
 			return false
+		case v.kind != isString:
+			n.values[v.text] = true
+		case !odd(v.text):
+			n.values[`"`+v.text+`"`] = true
 		}
 	}
 	return true
@@ -343,30 +202,29 @@ func odd(text string) bool {
 	return strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == '"' || r == '\\' })
 }
 
-// add adds a bound; tighter tells which of two counts.
-func (b *bound) add(v any, exclusive bool, tighter func(a, b float64) bool) bool {
-	text, ok := v.(json.Number)
-	if !ok {
+// add adds a bound, nil for none. It counts if it is the tighter one of two: on the given side of
+// the other one, or exclusive. It returns false for a bound that programs do not compare exactly.
+func (b *bound) add(n *number, exclusive bool, side float64) bool {
+	if n == nil {
+		return true
+	}
+	fraction := len(n.digits) - n.scale
+	if len(n.digits) > exactDigits || n.scale > exactDigits || fraction > exactDigits {
 		return false
 	}
-	end, _, at, _, ok := exact([]byte(text), 0)
-	if !ok || end != len(text) {
-		return false
+	at, _ := strconv.ParseFloat(n.digits, 64)
+	if fraction > 0 {
+		at /= powers[fraction]
+	} else if n.digits != "" {
+		at *= powers[-fraction]
 	}
-	if !b.set || tighter(at, b.at) || at == b.at && exclusive {
+	if n.negative {
+		at = -at
+	}
+	if !b.set || side*at < side*b.at || at == b.at && exclusive {
 		*b = bound{set: true, exclusive: exclusive, at: at}
 	}
 	return true
-}
-
-// count reads a number of items or code points.
-func count(v any) (n int, ok bool) {
-	text, isNumber := v.(json.Number)
-	if !isNumber {
-		return 0, false
-	}
-	i, err := strconv.ParseInt(text.String(), 10, 32)
-	return int(i), err == nil && i >= 0
 }
 
 // powers are the powers of ten that a float64 has exactly.
@@ -426,12 +284,8 @@ func (n *node) run(doc []byte, i int) int {
 	if n == nil {
 		return skip(doc, i)
 	}
-	if n.judge != nil {
-		end := skip(doc, i)
-		if end < 0 || !n.judge(doc[i:end]) {
-			return -1
-		}
-		return end
+	if n.rule != nil {
+		return n.judge(doc, i)
 	}
 	switch c := doc[i]; c {
 	case '{':
@@ -450,7 +304,7 @@ func (n *node) run(doc []byte, i int) int {
 	case '"':
 		end := skipString(doc, i)
 		if end < 0 || n.types&isString == 0 || n.values != nil && !n.values[string(doc[i:end])] ||
-			n.countsLength && !n.fits(doc[i+1:end-1]) {
+			n.countsLength && !n.fits(doc[i+1:end-1]) || n.pattern != nil && !n.matches(doc, i+1, end-1) {
 			return -1
 		}
 		return end
@@ -547,7 +401,26 @@ func (n *node) fits(text []byte) bool {
 			i += 4
 		}
 	}
-	return length >= n.minLen && (n.maxLen < 0 || length <= n.maxLen)
+	return !n.length.few(length) && !n.length.many(length)
+}
+
+// matches reports whether the text of a valid string matches the pattern, as far as that can be
+// seen without its escapes. A payload that may take too many steps is for a judge, who counts them.
+func (n *node) matches(doc []byte, i, end int) bool {
+	return n.pattern.size*len(doc) <= matchingAStep*maxSteps && bytes.IndexByte(doc[i:end], '\\') < 0 && n.pattern.Match(doc[i:end])
+}
+
+// judge is run by a judge, who has a share of the steps for the payload.
+func (n *node) judge(doc []byte, i int) int {
+	end := skip(doc, i)
+	if end < 0 {
+		return -1
+	}
+	j := judge{left: maxSteps / len(doc) * (end - i), quiet: 1}
+	if !j.takes(n.rule, decode(doc[i:end])) {
+		return -1
+	}
+	return end
 }
 
 // array is run behind the bracket of an array.
@@ -577,7 +450,7 @@ func (n *node) array(doc []byte, i int) int {
 }
 
 func (n *node) ends(i, count int) int {
-	if count < n.minItems || n.maxItems >= 0 && count > n.maxItems {
+	if n.elements.few(count) || n.elements.many(count) {
 		return -1
 	}
 	return i + 1

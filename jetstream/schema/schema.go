@@ -1,9 +1,12 @@
-// Package schema validates JSON payloads against schemas (JSON Schema 2020-12). Most schemas use
-// few keywords: type, required, properties, additionalProperties, items, enum, const, bounds and
-// lengths. Compile makes a program of those, which reads the bytes of a payload once and allocates
-// nothing. A member or an element whose schema has other keywords is left to a library that knows
-// all of JSON Schema. The program only ever says that a payload is valid. Whatever it does not say
-// so of, and all schemas with other keywords at their root, are the library's.
+// Package schema validates JSON payloads against schemas (JSON Schema 2020-12). Compile lets a
+// library compare a schema with the schema of schemas, and resolve its references, and then makes
+// rules of it. A judge compares payloads with rules. It has a number of steps, which every loop
+// pays, so what a payload costs is bounded whatever its schema says.
+//
+// Most schemas use few keywords: type, required, properties, additionalProperties, items, enum,
+// const, pattern, bounds and lengths. Compile makes a program of those, which reads the bytes of a
+// payload once and allocates nothing. The program only ever says that a payload is valid. Whatever
+// it does not say so of is the judge's.
 package schema
 
 import (
@@ -15,7 +18,6 @@ import (
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
-	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 
 	"eventhub/jetstream/jsonscan"
 )
@@ -32,8 +34,6 @@ const (
 	// MaxPattern is the most instructions of all patterns of a schema: about one for each
 	// character, and as many for each repetition.
 	MaxPattern = 4_000
-	// maxMatching bounds the work of patterns: their instructions times the bytes of a payload.
-	maxMatching = 256 << 20
 	// maxPointer is the most bytes of Violation.Pointer.
 	maxPointer = 256
 )
@@ -46,19 +46,12 @@ const place = "urn:eventhub:schema"
 
 // Schema is a compiled schema. Its methods may be called concurrently.
 type Schema struct {
-	text    []byte
-	program *node // nil: there is none
-	library *jsonschema.Schema
-	nodes   int // of the program
-	parts   int // of the schema, those that no value meets included
-	// work is how many steps the schema takes for one value, at most, with as much for every 8
-	// values of an enum or names of required.
-	work      int
-	scoped    bool // parts of it do not mean the same alone
-	delegates bool // the program leaves values to the library
-	// patterns is how many instructions all patterns have, those of a $ref counted as often as they
-	// apply.
-	patterns int
+	text         []byte
+	rule         *rule
+	rules        int   // how many there are
+	instructions int   // of its patterns
+	program      *node // nil: there is none
+	nodes        int   // of the program
 }
 
 // Violation says where a payload breaks a schema. It has nothing of the payload but the names of
@@ -67,9 +60,8 @@ type Violation struct {
 	// Pointer is a JSON pointer into the payload, cut after 256 bytes. "" is the whole payload.
 	Pointer string
 	// Keyword is the keyword of the schema that refuses the value, "false" where the schema allows
-	// no value, "json" for a payload that is not JSON, "size" for one that takes too many
-	// steps with the schema, or "schema" for one that breaks it in a place that takes too many to
-	// find.
+	// no value, "json" for a payload that is not JSON, and "size" for one that takes too many steps
+	// with the schema ("pattern" if these are steps of a pattern).
 	Keyword string
 }
 
@@ -101,11 +93,11 @@ func Compile(text []byte) (*Schema, error) {
 	if err := checkNumbers(doc); err != nil {
 		return nil, err
 	}
-	patterns, err := checkPatterns(doc)
-	if err != nil {
+	if err := checkPatterns(doc); err != nil {
 		return nil, err
 	}
 	c := jsonschema.NewCompiler()
+	l := newLinker(c, doc)
 	c.DefaultDraft(jsonschema.Draft2020)
 	c.UseLoader(noLoader{})
 	if err := c.AddResource(place, doc); err != nil {
@@ -115,113 +107,50 @@ func Compile(text []byte) (*Schema, error) {
 	if err != nil {
 		return nil, reason(err)
 	}
-	s := &Schema{text: slices.Clone(text), work: workOf(doc), scoped: has(doc, scoped...), library: library, patterns: patterns, parts: partsOf(doc)}
-	subschema := func(at string) *jsonschema.Schema {
-		sub, err := c.Compile(place + "#" + at)
-		if err != nil {
-			return nil
-		}
-		s.delegates = true
-		return sub
+	first, err := l.link(library)
+	if err != nil {
+		return nil, err
 	}
-	s.program, s.nodes = newProgram(doc, subschema, func(sub *jsonschema.Schema, v []byte) bool { return s.judgement(sub, decode(v)) == nil })
+	s := &Schema{text: slices.Clone(text), rule: first, rules: len(l.rules)}
+	for _, p := range l.patterns {
+		s.instructions += p.size
+	}
+	if !l.scoped {
+		s.program, s.nodes = newProgram(s.rule)
+	}
 	return s, nil
 }
 
 // Size estimates the memory of the schema in bytes.
 func (s *Schema) Size() int {
-	return 16*len(s.text) + 256*s.nodes + 1024*s.parts + 512*min(s.patterns, MaxPattern)
+	return 32*len(s.text) + 256*s.nodes + 1024*s.rules + 512*s.instructions
 }
 
 // Document returns the text of the schema. The caller must not change it.
 func (s *Schema) Document() []byte { return s.text }
 
-// Fast reports whether the schema has a program, so that valid payloads do not need the library.
+// Fast reports whether the schema has a program, so that valid payloads need no judge.
 func (s *Schema) Fast() bool { return s.program != nil }
 
 // Validate returns nil if a payload is valid, and one of its violations otherwise: always the same
 // one. It does not change or keep doc.
 func (s *Schema) Validate(doc []byte) *Violation {
-	if s.patterns*len(doc) > maxMatching {
-		return &Violation{Keyword: "pattern"}
-	}
-	if s.program != nil && (!s.delegates || s.work*values(doc) <= delegated) && s.program.accepts(doc) {
+	if s.program != nil && s.program.accepts(doc) {
 		return nil
 	}
 	return s.judge(doc)
 }
 
-// values returns how many values a payload has at most.
-func values(doc []byte) int {
-	return 1 + bytes.Count(doc, []byte{','}) + bytes.Count(doc, []byte{'['}) + bytes.Count(doc, []byte{'{'})
-}
-
-// judge is Validate by the library.
+// judge is Validate without the program.
 func (s *Schema) judge(doc []byte) *Violation {
 	if !jsonscan.Valid(doc) { // which is stricter about UTF-8 than encoding/json
 		return &Violation{Keyword: "json"}
 	}
-	return s.judgement(s.library, decode(doc))
-}
-
-// first returns the violation with the smallest pointer, and of those the one with the smallest
-// keyword. It does not look into the branches of what needs one of several.
-func first(e *jsonschema.ValidationError) Violation {
-	switch e.ErrorKind.(type) {
-	case *kind.AnyOf, *kind.OneOf, *kind.Not, *kind.Contains:
-		return of(e)
-	}
-	if len(e.Causes) == 0 {
-		return of(e)
-	}
-	least := first(e.Causes[0])
-	for _, cause := range e.Causes[1:] {
-		if v := first(cause); v.Pointer < least.Pointer || v.Pointer == least.Pointer && v.Keyword < least.Keyword {
-			least = v
-		}
-	}
-	return least
+	return s.rule.judgement(decode(doc))
 }
 
 // escaper escapes a segment of a JSON pointer.
 var escaper = strings.NewReplacer("~", "~0", "/", "~1")
-
-// pointerOf is the pointer to a place. It ends behind the segment with which it is too long.
-func pointerOf(path []string) string {
-	var p strings.Builder
-	for _, segment := range path {
-		p.WriteByte('/')
-		p.WriteString(escaper.Replace(segment))
-		if p.Len() > maxPointer {
-			break
-		}
-	}
-	return p.String()
-}
-
-// shortPointer cuts a pointer that is too long.
-func shortPointer(p string) string {
-	if len(p) > maxPointer {
-		p = strings.ToValidUTF8(p[:maxPointer], "")
-	}
-	return p
-}
-
-func of(e *jsonschema.ValidationError) Violation {
-	v := Violation{Pointer: shortPointer(pointerOf(e.InstanceLocation))}
-	switch e.ErrorKind.(type) {
-	case *kind.Not:
-		v.Keyword = "not"
-	case *kind.RefCycle:
-		v.Keyword = "$ref"
-	default:
-		v.Keyword = "false"
-		if path := e.ErrorKind.KeywordPath(); len(path) > 0 {
-			v.Keyword = path[0]
-		}
-	}
-	return v
-}
 
 // noLoader loads nothing.
 type noLoader struct{}
@@ -247,18 +176,29 @@ func reason(err error) error {
 	return fmt.Errorf("is no JSON Schema 2020-12: %s: %s", v.Pointer, v.Keyword)
 }
 
-// deepest is first, for schemas: their own schema has one branch for each vocabulary.
-func deepest(e *jsonschema.ValidationError) Violation {
+// deepest returns the violation with the longest pointer: the schema of schemas has one branch for
+// each vocabulary.
+func deepest(e *jsonschema.ValidationError) (best Violation) {
 	if len(e.Causes) == 0 {
 		return of(e)
 	}
-	best := deepest(e.Causes[0])
-	for _, cause := range e.Causes[1:] {
-		if v := deepest(cause); len(v.Pointer) > len(best.Pointer) || len(v.Pointer) == len(best.Pointer) && v.Pointer+v.Keyword < best.Pointer+best.Keyword {
+	for i, cause := range e.Causes {
+		if v := deepest(cause); i == 0 || len(v.Pointer) > len(best.Pointer) || len(v.Pointer) == len(best.Pointer) && v.Pointer+v.Keyword < best.Pointer+best.Keyword {
 			best = v
 		}
 	}
 	return best
+}
+
+func of(e *jsonschema.ValidationError) Violation {
+	v := Violation{Keyword: "false"}
+	for _, segment := range e.InstanceLocation {
+		v.Pointer += "/" + escaper.Replace(segment)
+	}
+	if path := e.ErrorKind.KeywordPath(); len(path) > 0 {
+		v.Keyword = path[0]
+	}
+	return v
 }
 
 // checkDraft refuses schemas of other drafts.
@@ -298,68 +238,27 @@ func levels(text []byte) (most int) {
 // checkSteps refuses schemas whose references multiply: of 64 definitions that each name the next
 // one twice, a validation would not end.
 func checkSteps(doc any) error {
-	w := &stepCounter{root: doc, most: MaxSteps, known: make(map[string]int), open: make(map[string]bool), weigh: func(string, any) int { return 0 }, object: 1}
+	w := &stepCounter{root: doc, most: MaxSteps, known: make(map[string]int), open: make(map[string]bool)}
 	if w.count(doc) > MaxSteps {
 		return fmt.Errorf("its references multiply to more than %d subschemas: use fewer of them", MaxSteps)
 	}
 	return nil
 }
 
-// workOf returns how many steps a schema takes for one value: see Schema.work.
-func workOf(doc any) int {
-	w := &stepCounter{root: doc, most: explained, known: make(map[string]int), open: make(map[string]bool), object: 1, weigh: func(keyword string, v any) (n int) {
-		switch keyword {
-		case "enum", "required":
-			list, _ := v.([]any)
-			n = len(list)
-		case "dependentRequired":
-			all, _ := v.(map[string]any)
-			for _, names := range all {
-				list, _ := names.([]any)
-				n += len(list)
-			}
-		}
-		return n / 8
-	}}
-	return w.count(doc)
-}
-
-// partsOf returns how many objects and truth values a schema has, which may be schemas.
-func partsOf(doc any) (n int) {
-	switch doc := doc.(type) {
-	case bool:
-		n = 1
-	case map[string]any:
-		n = 1
-		for _, member := range doc {
-			n += partsOf(member)
-		}
-	case []any:
-		for _, element := range doc {
-			n += partsOf(element)
-		}
-	}
-	return n
-}
-
 // stepCounter counts subschemas. A reference within what it leads to counts once.
 type stepCounter struct {
-	root any
-	most int // it counts no further
-	// object is what an object counts, and weigh what a keyword counts in addition.
-	object int
-	weigh  func(keyword string, v any) int
-	known  map[string]int
-	open   map[string]bool
+	root  any
+	most  int // it counts no further
+	known map[string]int
+	open  map[string]bool
 }
 
 func (w *stepCounter) count(v any) int {
 	n := 0
 	switch v := v.(type) {
 	case map[string]any:
-		n = w.object
+		n = 1
 		for name, member := range v {
-			n += w.weigh(name, member)
 			switch name {
 			case "$ref", "$dynamicRef":
 				if to, ok := member.(string); ok {
@@ -388,10 +287,10 @@ func (w *stepCounter) target(to string) int {
 		return n
 	}
 	if w.open[to] {
-		return w.object
+		return 1
 	}
 	w.open[to] = true
-	n := w.object
+	n := 1
 	if v, ok := resolve(w.root, to); ok {
 		n = w.count(v)
 	}

@@ -30,8 +30,8 @@ func (*Schema) Help() string {
   none      publish to a topic whose rule does not mention schemas
   off       the same with schema: off
   subset    the same with schema: enforce, and a schema that the quick program knows whole
-  pattern   the same with a pattern for one member, which is left to the library
-  fallback  the same with a condition at the root (if and then), which leaves all of the event to the library
+  pattern   the same with a pattern for one member
+  fallback  the same with a condition at the root (if and then), which the quick program does not know
   deliver   deliver and acknowledge events of version 1, which a native client stored, as they are
   cast      the same in version 2: one member gets another name, one is added, and one is wrapped
 
