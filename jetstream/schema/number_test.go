@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"math"
 	"math/big"
 	"math/rand/v2"
 	"strconv"
@@ -53,5 +54,21 @@ func TestNumbers(t *testing.T) {
 		if got, want := newDivisor(parse(b)).divides(parse(a)), new(big.Rat).Quo(x, y).IsInt(); got != want {
 			t.Fatalf("%s is a multiple of %s: %v", a, b, got)
 		}
+	}
+}
+
+// A schema and a payload with many numbers are compared by value, in a few steps for each number of
+// the payload.
+func TestManyNumbersInAnEnum(t *testing.T) {
+	t.Parallel()
+	s := compile(t, `{"items":{"enum":[`+repeated(30_000, "#.5")+`]}}`)
+	v := decode([]byte("[" + repeated(400, "#50e-2") + "]"))
+	j := judge{left: maxSteps}
+	if !j.takes(s.rule, v) || maxSteps-j.left > 400*20 {
+		t.Errorf("%d steps were taken, and then %s: %s", maxSteps-j.left, j.pointer, j.keyword)
+	}
+	j = judge{left: math.MaxInt}
+	if j.takes(s.rule, decode([]byte("[0.5,0.25]"))) || string(j.pointer) != "/1" || j.keyword != "enum" {
+		t.Errorf("%s: %s", j.pointer, j.keyword)
 	}
 }

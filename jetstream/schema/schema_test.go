@@ -207,6 +207,18 @@ func TestProgramsAllocateNothing(t *testing.T) {
 	}
 }
 
+// repeated is a list of n texts, each with its index in place of #.
+func repeated(n int, text string) string {
+	var b strings.Builder
+	for i := range n {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strings.ReplaceAll(text, "#", strconv.Itoa(i)))
+	}
+	return b.String()
+}
+
 // byLibrary compiles a schema by the library, which is slow, and has no bounds.
 func byLibrary(tb testing.TB, text string) *jsonschema.Schema {
 	tb.Helper()
