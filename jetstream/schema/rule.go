@@ -128,6 +128,8 @@ type linker struct {
 	// anchored are the places of schemas with a $dynamicAnchor in a resource of the document.
 	anchored map[string][]string
 	scoped   bool // a rule asks which other rules led to it
+	// subschemas is how many the document has.
+	subschemas int
 }
 
 func newLinker(library *jsonschema.Compiler, doc any) *linker {
@@ -167,6 +169,7 @@ var applicators = map[string]string{
 // collect finds the resources of a document, and what $dynamicRef may lead to. resource is the
 // place of the one around.
 func (l *linker) collect(doc any, at, resource string) {
+	l.subschemas++
 	schema, is := doc.(map[string]any)
 	if id, _ := schema["$id"].(string); strings.TrimSuffix(id, "#") != "" || at == resource {
 		resource = at

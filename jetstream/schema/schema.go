@@ -28,6 +28,9 @@ const (
 	MaxBytes = 256 << 10
 	// MaxDepth is the most levels of a schema.
 	MaxDepth = 64
+	// MaxSubschemas is the most subschemas of a schema. The library takes time by their square: for
+	// so many about half a second.
+	MaxSubschemas = 10_000
 	// MaxSteps bounds what a schema asks of one value: its subschemas, those of a $ref counted as
 	// often as they apply.
 	MaxSteps = 100_000
@@ -68,8 +71,9 @@ type Violation struct {
 // String returns the place and the keyword.
 func (v *Violation) String() string { return v.Pointer + ": " + v.Keyword }
 
-// Compile compiles a schema of at most 256 KiB and 64 levels. A reference leads to a part of the
-// same schema. $schema may be left out, or must name 2020-12. Compile does not keep text.
+// Compile compiles a schema of at most 256 KiB, 64 levels and 10,000 subschemas. A reference leads
+// to a part of the same schema. $schema may be left out, or must name 2020-12. Compile does not
+// keep text.
 func Compile(text []byte) (*Schema, error) {
 	if len(text) > MaxBytes {
 		return nil, fmt.Errorf("has %d bytes, at most %d are allowed", len(text), MaxBytes)
@@ -98,6 +102,9 @@ func Compile(text []byte) (*Schema, error) {
 	}
 	c := jsonschema.NewCompiler()
 	l := newLinker(c, doc)
+	if l.subschemas > MaxSubschemas {
+		return nil, fmt.Errorf("has %d subschemas, at most %d are allowed", l.subschemas, MaxSubschemas)
+	}
 	c.DefaultDraft(jsonschema.Draft2020)
 	c.UseLoader(noLoader{})
 	if err := c.AddResource(place, doc); err != nil {

@@ -169,6 +169,10 @@ func TestCompileRefuses(t *testing.T) {
 		{strings.Repeat(`{"items":`, 70) + `{}` + strings.Repeat(`}`, 70), "has 71 levels, at most 64"},
 		{`{"description":"` + strings.Repeat("x", MaxBytes) + `"}`, "at most 262144 are allowed"},
 		{doubling.String(), "multiply"},
+		{`{"allOf":[` + repeated(MaxSubschemas, `{}`) + `]}`, "has 10001 subschemas, at most 10000 are allowed"},
+		{`{"items":{"$recursiveRef":"#"}}`, "/items/$recursiveRef: is of an earlier draft"},
+		{`{"items":{"$id":"https://example.com/a","$schema":"http://json-schema.org/draft-07/schema#"}}`, "/items: is of another draft"},
+		{`{"items":{"$ref":"#a","$defs":{"b":{"$anchor":"a","pattern":"a{900}b{900}c{900}d{900}e{900}"}}}}`, "more than 4000 instructions"},
 	} {
 		s, err := Compile([]byte(test.schema))
 		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), place) {
