@@ -132,17 +132,28 @@ type linker struct {
 	subschemas int
 }
 
-func newLinker(library *jsonschema.Compiler, doc any) *linker {
+func newLinker(doc any) (*linker, error) {
 	l := &linker{
-		library: library, rules: make(map[*jsonschema.Schema]*rule), patterns: make(map[string]*pattern),
+		library: jsonschema.NewCompiler(), rules: make(map[*jsonschema.Schema]*rule), patterns: make(map[string]*pattern),
 		resources: make(map[string]*resource), anchored: make(map[string][]string),
 	}
+	l.library.DefaultDraft(jsonschema.Draft2020)
+	l.library.UseLoader(noLoader{})
+	if err := l.library.AddResource(place, doc); err != nil {
+		return nil, reason(err)
+	}
 	l.collect(doc, place+"#", place+"#")
-	return l
+	return l, nil
 }
 
-// link returns the rule of a schema, and makes those of all that it leads to.
-func (l *linker) link(root *jsonschema.Schema) (*rule, error) {
+// link returns the rule of the subschema at a JSON pointer, and makes those of all that it leads
+// to.
+func (l *linker) link(pointer string) (*rule, error) {
+	fragment := url.URL{Fragment: pointer}
+	root, err := l.library.Compile(place + "#" + fragment.EscapedFragment())
+	if err != nil {
+		return nil, reason(err)
+	}
 	first := l.rule(root)
 	for len(l.todo) > 0 {
 		s := l.todo[len(l.todo)-1]

@@ -100,21 +100,14 @@ func Compile(text []byte) (*Schema, error) {
 	if err := checkPatterns(doc); err != nil {
 		return nil, err
 	}
-	c := jsonschema.NewCompiler()
-	l := newLinker(c, doc)
+	l, err := newLinker(doc)
+	if err != nil {
+		return nil, err
+	}
 	if l.subschemas > MaxSubschemas {
 		return nil, fmt.Errorf("has %d subschemas, at most %d are allowed", l.subschemas, MaxSubschemas)
 	}
-	c.DefaultDraft(jsonschema.Draft2020)
-	c.UseLoader(noLoader{})
-	if err := c.AddResource(place, doc); err != nil {
-		return nil, reason(err)
-	}
-	library, err := c.Compile(place)
-	if err != nil {
-		return nil, reason(err)
-	}
-	first, err := l.link(library)
+	first, err := l.link("")
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,8 @@ import (
 	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"eventhub/jetstream/schema"
 )
 
 // Mode is what a new version of a schema has to be compatible with.
@@ -194,27 +196,22 @@ func Includes(reader, writer []byte, lenient bool) (*Report, error) {
 
 // tree is a schema as values: maps, slices, json.Numbers and so on.
 type tree struct {
-	doc     any
-	library *jsonschema.Compiler
-	known   map[string]*jsonschema.Schema // compiled, by pointer; nil for what does not compile
+	doc   any
+	parts *schema.Parts
 	// patterns are compiled; nil for what does not compile.
 	patterns map[string]*regexp.Regexp
 }
-
-// place is the base of references.
-const place = "urn:eventhub:schema"
 
 func newTree(text []byte) (*tree, error) {
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 	if err != nil {
 		return nil, errors.New("is not JSON")
 	}
-	c := jsonschema.NewCompiler()
-	c.DefaultDraft(jsonschema.Draft2020)
-	if err := c.AddResource(place, doc); err != nil {
+	parts, err := schema.NewParts(text)
+	if err != nil {
 		return nil, errors.New("is no JSON Schema 2020-12")
 	}
-	return &tree{doc, c, make(map[string]*jsonschema.Schema), make(map[string]*regexp.Regexp)}, nil
+	return &tree{doc, parts, make(map[string]*regexp.Regexp)}, nil
 }
 
 func (t *tree) root() node { return node{tree: t, v: t.doc} }
@@ -269,7 +266,7 @@ func pointer(path []string) string {
 
 var escaper = strings.NewReplacer("~", "~0", "/", "~1")
 
-// takes reports whether a value is valid. known is false if the library does not tell.
+// takes reports whether a value is valid. known is false if that cannot be told.
 func (n node) takes(value any) (valid, known bool) {
 	if b, is := n.v.(bool); is {
 		return b, true
@@ -277,29 +274,7 @@ func (n node) takes(value any) (valid, known bool) {
 	if n.tree == nil {
 		return false, false // it was made for the comparison
 	}
-	s, tried := n.tree.known[n.at]
-	if !tried {
-		s, _ = n.tree.library.Compile(place + "#" + fragment(n.at)) // an error is no schema
-		n.tree.known[n.at] = s
-	}
-	if s == nil {
-		return false, false
-	}
-	return s.Validate(value) == nil, true
-}
-
-// fragment escapes a pointer for a URL.
-func fragment(pointer string) string {
-	var b strings.Builder
-	for i := range len(pointer) {
-		switch c := pointer[i]; {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("/-._~$", c) >= 0:
-			b.WriteByte(c)
-		default:
-			fmt.Fprintf(&b, "%%%02X", c)
-		}
-	}
-	return b.String()
+	return n.tree.parts.Takes(n.at, value)
 }
 
 // annotations are keywords that make nothing invalid.

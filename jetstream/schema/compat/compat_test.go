@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -399,6 +400,27 @@ func TestGenerator(t *testing.T) {
 		t.Fatal(err)
 	} else if doc, ok := none.Next(); ok {
 		t.Errorf("%s is valid for a schema that has no documents", doc)
+	}
+}
+
+// Documents of a large enum are made in a short time.
+func TestGeneratorOfALargeEnum(t *testing.T) {
+	t.Parallel()
+	var numbers []string
+	for i := range 10_000 {
+		numbers = append(numbers, strconv.Itoa(i)+".5")
+	}
+	g, err := NewGenerator([]byte(`{"items":{"enum":[`+strings.Join(numbers, ",")+`]}}`), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for range 5 {
+		if text, ok := g.Next(); !ok {
+			t.Error("there is no document")
+		} else if took := time.Since(began); took > 20*time.Second {
+			t.Fatalf("%s came after %v", text, took)
+		}
 	}
 }
 

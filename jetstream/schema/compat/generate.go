@@ -10,8 +10,6 @@ import (
 	"regexp/syntax"
 	"slices"
 	"strings"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 // Bounds of what is generated.
@@ -24,11 +22,10 @@ const (
 
 // Generator makes random documents that are valid for a schema. It is for one goroutine.
 type Generator struct {
-	tree    *tree
-	library *jsonschema.Schema
-	rand    *rand.Rand
-	names   []string
-	values  int
+	tree   *tree
+	rand   *rand.Rand
+	names  []string
+	values int
 }
 
 // NewGenerator returns a generator for a schema that schema.Compile takes. The same seed gives the
@@ -38,11 +35,7 @@ func NewGenerator(text []byte, seed uint64, names ...string) (*Generator, error)
 	if err != nil {
 		return nil, fmt.Errorf("the schema %w", err)
 	}
-	library, err := t.library.Compile(place)
-	if err != nil {
-		return nil, fmt.Errorf("the schema: %w", err)
-	}
-	return &Generator{tree: t, library: library, names: names, rand: rand.New(rand.NewPCG(seed, 23))}, nil //nolint:gosec // no secret
+	return &Generator{tree: t, names: names, rand: rand.New(rand.NewPCG(seed, 23))}, nil //nolint:gosec // no secret
 }
 
 // Names returns the names of members that a schema declares anywhere, for NewGenerator.
@@ -82,7 +75,7 @@ func (g *Generator) Next() ([]byte, bool) {
 	for range generateTries {
 		g.values = 0
 		v, ok := g.value([]node{g.tree.root()}, 0)
-		if !ok || g.library.Validate(v) != nil {
+		if valid, _ := g.tree.root().takes(v); !ok || !valid {
 			continue
 		}
 		var b bytes.Buffer
