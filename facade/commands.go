@@ -279,7 +279,11 @@ func (s *session) publish(f *frame) {
 		s.failLate(replyTo{corr: f.corr}, opPublish)
 		return
 	}
-	s.send(ctx, topic.name, f, s.out.replyTo(f.corr))
+	to := s.out.replyTo(f.corr)
+	f.publish.Brief = true // a long comparison would hold up the acks of this connection
+	if s.send(ctx, topic.name, f, to) == sendLong {
+		s.enqueueAs(topic, to)
+	}
 }
 
 // publishSlowly is publish as an operation.
@@ -292,12 +296,15 @@ func (s *session) publishSlowly(o *operation) (ended bool) {
 		s.fail(o.to, codeUnauthorized, unauthorized)
 		return true
 	}
-	if fail := s.srv.throttle(s.principal, o.topic.name); fail != nil {
-		s.failWith(o.to, fail)
-		return true
+	if !o.throttled {
+		if fail := s.srv.throttle(s.principal, o.topic.name); fail != nil {
+			s.failWith(o.to, fail)
+			return true
+		}
 	}
+	o.frame.publish.Brief = false
 	s.carryOut(o, func(ctx context.Context) {
-		if s.send(ctx, o.topic.name, &o.frame, o.to) {
+		if s.send(ctx, o.topic.name, &o.frame, o.to) == sendAccepted {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			o.topic.known = true
@@ -306,9 +313,17 @@ func (s *session) publishSlowly(o *operation) (ended bool) {
 	return false
 }
 
-// send hands an event to the bus and reports whether the bus accepted it. Exactly one reply is sent
-// in either case.
-func (s *session) send(ctx context.Context, topic string, f *frame, to replyTo) bool {
+// sendOutcome is what became of an event that was handed to the bus.
+type sendOutcome int
+
+const (
+	sendRefused sendOutcome = iota
+	sendAccepted
+	sendLong // the publish takes long, and has to become an operation
+)
+
+// send hands an event to the bus. Exactly one reply is sent, unless the publish takes long.
+func (s *session) send(ctx context.Context, topic string, f *frame, to replyTo) sendOutcome {
 	payload := f.payload
 	if payload == nil {
 		payload = nullPayload
@@ -316,10 +331,13 @@ func (s *session) send(ctx context.Context, topic string, f *frame, to replyTo) 
 	r := s.newReceipt(topic, to)
 	if err := s.pub.PublishAsync(ctx, topic, payload, f.publish, r.done); err != nil {
 		r.free()
+		if errors.Is(err, jetstream.ErrLong) {
+			return sendLong
+		}
 		s.failBus(to, topic, err, codePublishFailed, "The event could not be published.")
-		return false
+		return sendRefused
 	}
-	return true
+	return sendAccepted
 }
 
 // sessionTopic is a topic that the client may publish to.

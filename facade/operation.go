@@ -29,6 +29,8 @@ type operation struct {
 	topics  []string      // further topics of the frame's subscription, as far as known
 	running bool          // its goroutine runs
 	flushed bool          // of a SUBSCRIBE: all earlier publishes are confirmed
+	// throttled is set for a PUBLISH that has taken from its quotas, and has to.
+	throttled bool
 }
 
 // deadline returns the time by which the frame must be answered.
@@ -114,12 +116,24 @@ func (p *pipeline) remove(o *operation) {
 // enqueue turns the session's frame into an operation, and begins the operation unless it must
 // wait. mu is held, and is released while there are Limits.Operations. topic is set for a PUBLISH.
 func (s *session) enqueue(topic *sessionTopic) {
-	o := &operation{frame: s.frame, arrived: s.wire.arrived, topic: topic, topics: s.frame.subscribe.Topics}
+	s.enqueueOp(&operation{frame: s.frame, arrived: s.wire.arrived, topic: topic, topics: s.frame.subscribe.Topics})
+}
+
+// enqueueAs is enqueue for a publish that has been throttled, and whose reply has its place.
+func (s *session) enqueueAs(topic *sessionTopic, to replyTo) {
+	s.enqueueOp(&operation{frame: s.frame, arrived: s.wire.arrived, topic: topic, to: to, throttled: true})
+}
+
+func (s *session) enqueueOp(o *operation) {
 	maxPending := s.srv.cfg.Limits.Operations
 	if len(s.pending) >= maxPending {
 		s.limit("operations")
 		if !s.await(o.deadline(), func() bool { return len(s.pending) < maxPending }) {
-			s.failLate(replyTo{corr: o.frame.corr}, o.frame.op)
+			to := o.to
+			if !o.throttled {
+				to = replyTo{corr: o.frame.corr}
+			}
+			s.failLate(to, o.frame.op)
 			return
 		}
 		if s.ended {
@@ -131,7 +145,9 @@ func (s *session) enqueue(topic *sessionTopic) {
 			o.topics = sub.more
 		}
 	}
-	o.to = s.out.replyTo(o.frame.corr)
+	if !o.throttled {
+		o.to = s.out.replyTo(o.frame.corr)
+	}
 	if !s.pending.blocked(o) && s.begin(o) {
 		return
 	}

@@ -73,6 +73,7 @@ type Bus struct {
 	generations  *generations
 	owners       *owners
 	schemas      *schemaTable
+	comparing    *comparing
 	orderings    sync.WaitGroup // ordered groups of this hub
 	orderingsEnd atomic.Bool    // it gives up those that it owns
 	native       *nativeMaps
@@ -199,7 +200,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.owners, err = openOwners(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
-	b.schemas = newSchemaTable(b)
+	b.schemas, b.comparing = newSchemaTable(b), newComparing(b)
 	if err := b.schemas.open(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}

@@ -48,6 +48,10 @@ type PublishOptions struct {
 	// Wrapper means that the payload contains the payload of another event, and may therefore
 	// exceed the limit by 16 KiB.
 	Wrapper bool
+	// Brief has PublishAsync return ErrLong, without an effect, where the comparison with the
+	// schema of the topic takes more than about a millisecond, or the client must wait for its
+	// ration (Limits.CompareTime).
+	Brief bool
 	// CountFor, if not "", is the client for which the topic and the key count that this publish
 	// creates, instead of that of the Publisher (Publisher.CountFor).
 	CountFor string
@@ -143,7 +147,7 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 
 // publish is PublishAsync without a span.
 func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
-	t, err := p.bus.admit(topic, payload, opts)
+	t, err := p.bus.admit(ctx, topic, payload, opts, p.client)
 	if err != nil {
 		return err
 	}
@@ -196,13 +200,14 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 
 // Admit checks an event that is to be published later, as PublishAsync would, as far as possible
 // without asking the server. It checks the topic, the options, the size, the key that a compacted
-// topic requires, and the schema. Where the topic's rule asks for schemas, Admit adds the version
-// to opts.Headers, which it copies, so that the event is compared with the same version later.
+// topic requires, and the schema, for which it may wait for some seconds. Where the topic's rule
+// asks for schemas, Admit adds the version to opts.Headers, which it copies, so that the event is
+// compared with the same version later.
 func (p *Publisher) Admit(topic string, payload []byte, opts *PublishOptions) error {
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	t, err := p.bus.admit(topic, payload, opts)
+	t, err := p.bus.admit(context.Background(), topic, payload, opts, cmp.Or(opts.CountFor, p.client))
 	if err != nil {
 		return err
 	}
@@ -223,8 +228,8 @@ func (o *PublishOptions) checkAdded(topic, source string) error {
 }
 
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns
-// the topic if this hub has met it, else nil.
-func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topicInfo, err error) {
+// the topic if this hub has met it, else nil. A comparison with a schema counts for the client.
+func (b *Bus) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *topicInfo, err error) {
 	limit := b.maxPayload
 	var compacted bool
 	if t = b.known(topic); t != nil {
@@ -257,11 +262,11 @@ func (b *Bus) admit(topic string, payload []byte, opts *PublishOptions) (t *topi
 		return nil, badOptions("opts.tombstone removes a key: the payload must be null, or left out")
 	}
 	if t != nil && t.schema != nil {
-		return t, t.schema.admit(payload, opts, t.obs)
+		return t, t.schema.admit(ctx, payload, opts, client, t.obs)
 	}
 	if t == nil {
 		if gate := b.schemaGate(topic, b.rule(topic)); gate != nil {
-			return nil, gate.admit(payload, opts, nil)
+			return nil, gate.admit(ctx, payload, opts, client, nil)
 		}
 	}
 	return t, nil

@@ -1,6 +1,8 @@
 package jetstream
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"strconv"
 	"strings"
@@ -38,8 +40,10 @@ func (b *Bus) schemaGate(topic string, rule *TopicRule) *schemaGate {
 }
 
 // admit compares an event with the version that it names, or else with the latest one, which it is
-// stamped with. It asks nobody. Without obs, an event that is stored all the same is noted in opts.
-func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserver) error {
+// stamped with. It asks nobody, and may wait for the ration of the client. With SchemaWarn, an
+// event beyond the ration is not compared. Without obs, an event that is stored all the same is
+// noted in opts.
+func (g *schemaGate) admit(ctx context.Context, payload []byte, opts *PublishOptions, client string, obs TopicObserver) error {
 	if opts.Wrapper {
 		return nil // a dead letter has the payload of another topic
 	}
@@ -57,16 +61,19 @@ func (g *schemaGate) admit(payload []byte, opts *PublishOptions, obs TopicObserv
 			version, given = n, true
 		}
 	}
-	err := g.valid(set, version, given, payload, opts)
+	broken, err := g.valid(ctx, set, version, given, payload, opts, client)
+	if err != nil && (g.rule.Mode == SchemaEnforce || errors.Is(err, ErrLong)) {
+		return err
+	}
 	switch {
-	case err == nil:
+	case broken == nil:
 	case obs != nil:
 		obs.SchemaBroken(g.rule.Mode == SchemaEnforce)
 	default:
 		opts.schemaBroken = true
 	}
-	if err != nil && g.rule.Mode == SchemaEnforce {
-		return err
+	if broken != nil && g.rule.Mode == SchemaEnforce {
+		return broken
 	}
 	if !given && version > 0 {
 		// With SchemaWarn, this is also the version of what breaks it: it was written for it.
@@ -105,26 +112,28 @@ func (o *PublishOptions) stamp() {
 	o.Headers, o.schemaVersion = stamped, 0
 }
 
-// valid says what is wrong with an event.
-func (g *schemaGate) valid(set *schemaSet, version int, given bool, payload []byte, opts *PublishOptions) error {
+// valid says what is wrong with an event. The error says why the event was not compared.
+func (g *schemaGate) valid(ctx context.Context, set *schemaSet, version int, given bool, payload []byte, opts *PublishOptions, client string) (broken, err error) {
 	v := set.version(version)
 	switch {
 	case v == nil && given:
-		return schemaInvalid("version %d of the schema is not registered; the latest is %d", version, set.latest())
+		return schemaInvalid("version %d of the schema is not registered; the latest is %d", version, set.latest()), nil
 	case v == nil:
-		return schemaInvalid("the topic needs a schema, and none is registered")
+		return schemaInvalid("the topic needs a schema, and none is registered"), nil
 	case opts.Tombstone:
-		return nil
+		return nil, nil
 	}
 	if len(payload) == 0 {
 		payload = []byte("null")
 	}
-	switch broken := v.schema.Validate(payload); {
-	case broken == nil:
-		return nil
-	case broken.Pointer == "":
-		return schemaInvalid("version %d: %s", version, broken.Keyword)
+	switch found, err := g.table.bus.comparing.validate(ctx, v.schema, payload, client, opts.Brief); {
+	case err != nil:
+		return nil, err
+	case found == nil:
+		return nil, nil
+	case found.Pointer == "":
+		return schemaInvalid("version %d: %s", version, found.Keyword), nil
 	default:
-		return schemaInvalid("version %d, %s", version, broken)
+		return schemaInvalid("version %d, %s", version, found), nil
 	}
 }

@@ -441,7 +441,7 @@ func BenchmarkSchemaGate(b *testing.B) {
 	payload := []byte(`{"host":"machine-7.example.org"}`)
 	for b.Loop() {
 		opts := PublishOptions{}
-		if err := gate.admit(payload, &opts, nil); err != nil {
+		if err := gate.admit(b.Context(), payload, &opts, "", nil); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -70,14 +70,15 @@ type limitFlags struct {
 	PrincipalOutboxPending int   `env:"PRINCIPAL_OUTBOX_PENDING" placeholder:"N" help:"Events of one principal that wait or are parked in the hub's own outbox. Default: half of all."`
 	PrincipalOutboxBytes   int   `env:"PRINCIPAL_OUTBOX_BYTES" placeholder:"BYTES" help:"Bytes of these events. Default: half of all."`
 
-	Frames             quota `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
-	Settles            quota `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
-	NewKeys            quota `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
-	KeyShare           int   `env:"KEY_SHARE" default:"5000000" help:"Keys of compacted topics that a principal may create in 30 days through this hub."`
-	PrincipalSchemas   int   `env:"PRINCIPAL_SCHEMAS" default:"500" help:"Versions of schemas that a principal may register."`
-	NewProcesses       quota `env:"NEW_PROCESSES" default:"1/100000" placeholder:"RATE/BURST" help:"Processes, as keys of process.state, that a principal may create through this hub by its heartbeats, or off."`
-	TopicPublishes     quota `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
-	PrincipalPublishes quota `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
+	Frames             quota         `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
+	Settles            quota         `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
+	NewKeys            quota         `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
+	KeyShare           int           `env:"KEY_SHARE" default:"5000000" help:"Keys of compacted topics that a principal may create in 30 days through this hub."`
+	SchemaTime         time.Duration `env:"SCHEMA_TIME" default:"500ms" help:"Time of a processor in each second for which a principal may have payloads compared with schemas, and twice as much at once. Further publishes wait."`
+	PrincipalSchemas   int           `env:"PRINCIPAL_SCHEMAS" default:"500" help:"Versions of schemas that a principal may register."`
+	NewProcesses       quota         `env:"NEW_PROCESSES" default:"1/100000" placeholder:"RATE/BURST" help:"Processes, as keys of process.state, that a principal may create through this hub by its heartbeats, or off."`
+	TopicPublishes     quota         `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
+	PrincipalPublishes quota         `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
 
 	OpenSpans int `env:"OPEN_SPANS" default:"10000" help:"Spans that have begun and not ended. Further publishes and deliveries have no spans."`
 
@@ -171,6 +172,9 @@ func (f limitFlags) validate() (faults []error) {
 	if f.StuckAfter < time.Second || f.StuckAfter > time.Hour {
 		faults = append(faults, fmt.Errorf("limit %v: must be 1s to 1h (--limit-stuck-after, EVENTHUB_LIMIT_STUCK_AFTER)", f.StuckAfter))
 	}
+	if f.SchemaTime < time.Millisecond || f.SchemaTime > time.Hour {
+		faults = append(faults, fmt.Errorf("limit %v: must be 1ms to 1h (--limit-schema-time, EVENTHUB_LIMIT_SCHEMA_TIME)", f.SchemaTime))
+	}
 	if f.MaxDelay < time.Millisecond || f.MaxDelay > 365*24*time.Hour {
 		faults = append(faults, fmt.Errorf("limit %v: must be 1ms to 8760h (--limit-max-delay, EVENTHUB_LIMIT_MAX_DELAY)", f.MaxDelay))
 	}
@@ -260,7 +264,7 @@ func (f limitFlags) facade() facade.Limits {
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
-		Topics: f.Topics, TopicsPerClient: f.NewTopics, ClientTopics: f.PrincipalTopics, SchemasPerClient: f.PrincipalSchemas, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
+		Topics: f.Topics, TopicsPerClient: f.NewTopics, ClientTopics: f.PrincipalTopics, SchemasPerClient: f.PrincipalSchemas, CompareTime: f.SchemaTime, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
 		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes, OrderedWindow: f.OrderedWindow,
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
 		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay, StuckAfter: f.StuckAfter,

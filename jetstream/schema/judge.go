@@ -14,6 +14,13 @@ const (
 	// maxSteps bounds the work of a payload. A step takes about 25 ns: a rule that meets a value,
 	// or as much of what a keyword has to do.
 	maxSteps = 1 << 21
+	// briefSteps bounds the work of Brief, and that of judges within a program.
+	briefSteps = 1 << 14
+	// briefBytes is the largest payload, in bytes, that Brief looks at.
+	briefBytes = 32 << 10
+	// decoding is how many bytes of a payload are decoded in a step, and scanning how many a
+	// program reads.
+	decoding, scanning = 2, 8
 	// bytesAStep is how many bytes of texts are read, compared, hashed or counted in a step.
 	bytesAStep = 32
 	// searchesAStep is how many comparisons of names there are in a step: see search.
@@ -51,15 +58,18 @@ type segment struct {
 // judgement returns a violation of a payload, or nil. Of all violations it is the one with the
 // smallest pointer, and of those the one with the smallest keyword. The branches of what needs one
 // of several have none of their own.
-func (r *rule) judgement(v *value) *Violation {
-	j := judge{left: maxSteps}
-	switch {
-	case j.takes(r, v):
-		return nil
+//
+// Where the steps are not enough, spent is more than these, and the violation says that.
+func (r *rule) judgement(v *value, steps int) (broken *Violation, spent int) {
+	j := judge{left: steps}
+	ok := j.takes(r, v)
+	switch spent = steps - j.left; {
+	case ok:
+		return nil, spent
 	case j.broken:
-		return &Violation{Pointer: strings.ToValidUTF8(string(j.pointer), ""), Keyword: j.keyword}
+		return &Violation{Pointer: strings.ToValidUTF8(string(j.pointer), ""), Keyword: j.keyword}, spent
 	}
-	return &Violation{Keyword: j.spent}
+	return &Violation{Keyword: j.spent}, spent
 }
 
 // takes reports whether a rule takes a value, and the steps were enough to tell.

@@ -416,7 +416,7 @@ func (n *node) judge(doc []byte, i int) int {
 	if end < 0 {
 		return -1
 	}
-	j := judge{left: maxSteps / len(doc) * (end - i), quiet: 1}
+	j := judge{left: briefSteps * (end - i) / len(doc), quiet: 1}
 	if !j.takes(n.rule, decode(doc[i:end])) {
 		return -1
 	}

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
@@ -56,6 +57,9 @@ type Schema struct {
 	program      *node // nil: there is none
 	nodes        int   // of the program
 }
+
+// StepTime is about what a step of Brief takes.
+const StepTime = 25 * time.Nanosecond
 
 // Violation says where a payload breaks a schema. It has nothing of the payload but the names of
 // members.
@@ -141,12 +145,31 @@ func (s *Schema) Validate(doc []byte) *Violation {
 	return s.judge(doc)
 }
 
+// Brief is Validate for what takes less than about a millisecond. Otherwise done is false, and
+// Validate has to be called. steps are what was done, each of about StepTime.
+func (s *Schema) Brief(doc []byte) (broken *Violation, steps int, done bool) {
+	if len(doc) > briefBytes || s.instructions*len(doc) > matchingAStep*briefSteps {
+		return nil, 0, false
+	}
+	if s.program != nil {
+		if steps = len(doc) / scanning; s.program.accepts(doc) {
+			return nil, steps, true
+		}
+	}
+	if !jsonscan.Valid(doc) {
+		return &Violation{Keyword: "json"}, steps, true
+	}
+	broken, spent := s.rule.judgement(decode(doc), briefSteps)
+	return broken, steps + len(doc)/decoding + spent, spent <= briefSteps
+}
+
 // judge is Validate without the program.
 func (s *Schema) judge(doc []byte) *Violation {
 	if !jsonscan.Valid(doc) { // which is stricter about UTF-8 than encoding/json
 		return &Violation{Keyword: "json"}
 	}
-	return s.rule.judgement(decode(doc))
+	broken, _ := s.rule.judgement(decode(doc), maxSteps)
+	return broken
 }
 
 // escaper escapes a segment of a JSON pointer.

@@ -1,0 +1,113 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"eventhub/jetstream/quota"
+	"eventhub/jetstream/schema"
+)
+
+const (
+	// comparedFree is the comparison that counts for nobody: it takes about as long as the rest of
+	// a publish.
+	comparedFree = 20 * time.Microsecond
+	// comparedMost is the longest time that one comparison counts for.
+	comparedMost = 100 * time.Millisecond
+	// comparedWait is how long a publish waits for the ration of its client, and for a place.
+	comparedWait = 5 * time.Second
+	// comparedWaiting is how many long comparisons of one client may wait, or be made.
+	comparedWaiting = 256
+)
+
+// ErrLong is returned by PublishAsync for PublishOptions.Brief: nothing was stored.
+var ErrLong = errors.New("jetstream: the publish may wait, or take long to compare")
+
+// comparing rations the time of the processor that clients have payloads compared with schemas, and
+// has few of the long comparisons made at a time. A comparison that takes less than comparedFree
+// costs neither a lock nor a look at the clock.
+type comparing struct {
+	bus    *Bus
+	places *quota.Places // of the long ones
+	time   *quota.Set    // microseconds by client
+	// owing is until when some client owes time, in the clock of the bus.
+	owing atomic.Int64
+}
+
+func newComparing(b *Bus) *comparing {
+	all := max(runtime.GOMAXPROCS(0)/2, 1)
+	return &comparing{
+		bus: b, places: quota.NewPlaces(all, (all+1)/2),
+		time: quota.New(float64(b.limits.CompareTime.Microseconds()), 2*int(b.limits.CompareTime.Microseconds()), b.limits.Topics, nil),
+	}
+}
+
+// validate compares a payload for a client, "" for the hub itself. The error is that of a client
+// that has used up its ration, or waits for too long, and ErrLong where brief is set.
+func (c *comparing) validate(ctx context.Context, s *schema.Schema, payload []byte, client string, brief bool) (*schema.Violation, error) {
+	counts := client != "" && !strings.HasPrefix(client, ownClient)
+	if counts {
+		if err := c.await(ctx, client, brief); err != nil {
+			return nil, err
+		}
+	}
+	broken, steps, done := s.Brief(payload)
+	if took := time.Duration(steps) * schema.StepTime; counts && took > comparedFree {
+		c.charge(client, took)
+	}
+	if done {
+		return broken, nil
+	}
+	if brief {
+		return nil, ErrLong
+	}
+	if !counts {
+		return s.Validate(payload), nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, comparedWait)
+	defer cancel()
+	if !c.places.Enter(ctx, client, comparedWaiting, func() { c.bus.obs.LimitReached("schema_places") }) {
+		return nil, &Error{Code: CodeOverloaded, Msg: "too many payloads that take long to compare with their schemas wait on this hub: nothing was stored, try again"}
+	}
+	defer c.places.Leave(client)
+	began := time.Now()
+	broken = s.Validate(payload)
+	c.charge(client, min(time.Since(began), comparedMost))
+	return broken, nil
+}
+
+// charge takes time from the ration of a client, which may owe it.
+func (c *comparing) charge(client string, took time.Duration) {
+	wait, _ := c.time.Reserve(client, max(int(took.Microseconds()), 1))
+	if wait == 0 {
+		return
+	}
+	c.bus.obs.LimitReached("schema_time")
+	for until := c.bus.clock.now() + int64(wait); ; {
+		before := c.owing.Load()
+		if before >= until || c.owing.CompareAndSwap(before, until) {
+			return
+		}
+	}
+}
+
+// await waits while a client owes time.
+func (c *comparing) await(ctx context.Context, client string, brief bool) error {
+	if owing := c.owing.Load(); owing == 0 || owing <= c.bus.clock.now() {
+		return nil
+	}
+	wait := c.time.Wait(client)
+	switch {
+	case wait == 0:
+		return nil
+	case brief:
+		return ErrLong
+	case wait <= comparedWait && c.bus.pause(ctx, wait) == nil:
+		return nil
+	}
+	return &Error{Code: CodeRateLimited, Msg: "comparing this client's payloads with their schemas takes more time than it may: nothing was stored, slow down", Wait: wait}
+}
