@@ -125,8 +125,9 @@ type CalloutConfig struct {
 type NativeGuard interface {
 	// Origin returns the address of a client, and false if the client did not pass the guard.
 	Origin(server string, id uint64) (address string, ok bool)
-	// Admit lets a client pass whose reply subjects must begin with inbox; empty: with anything.
-	Admit(server string, id uint64, inbox string)
+	// Admit lets a client of a principal pass whose reply subjects must begin with inbox; empty:
+	// with anything. The guard ends the connection of a principal that has too many.
+	Admit(server string, id uint64, inbox, owner string)
 }
 
 // Outcomes of CalloutConfig.Counted.
@@ -335,7 +336,7 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 			if !grant.Full {
 				inbox = NativeInbox(tokenOf(asked)) + "."
 			}
-			c.guard.Admit(asked.Server.ID, asked.ClientInformation.ID, inbox)
+			c.guard.Admit(asked.Server.ID, asked.ClientInformation.ID, inbox, grant.Name)
 		}
 	}
 	return m.Respond(reply)

@@ -1,32 +1,57 @@
 package main
 
-import "log/slog"
+import (
+	"log/slog"
+)
 
 const (
 	// keptFiles is which part of the files that this process may have open is never given to
 	// clients, as a divisor: streams, other servers and operators need them.
 	keptFiles = 4
-	// nativeFiles is how many descriptors a native client takes: its connection, and both ends of
-	// the one from the guard to the server.
-	nativeFiles = 3
+	// waitingFiles is which part of the rest connections without a request may take, those of all
+	// three ports together, and httpFiles that of requests, streams and pulls, each.
+	waitingFiles = 8
+	httpFiles    = 12
+	// guardedFiles is how many descriptors a native client takes behind the guard: its connection,
+	// and both ends of the one from the guard to the server.
+	guardedFiles = 3
 )
 
-// fitFiles bounds the connections of clients so that all of them together leave keptFiles. With a
-// listener for native clients, WebSockets and native clients have half each.
-func (cmd *serveCmd) fitFiles(log *slog.Logger) {
-	cmd.clients = cmd.Connections
-	room := maxFiles()
-	room -= room / keptFiles
-	if cmd.NATSListen != "" && cmd.NATSURL == "" {
-		room /= 2
-		if cmd.clients = min(cmd.clients, room/nativeFiles); cmd.clients < cmd.Connections {
-			log.Info("native connections are bounded by the number of files that this process may have open: raise that (ulimit -n, LimitNOFILE), or lower EVENTHUB_LIMIT_CONNECTIONS",
-				slog.Int("files", maxFiles()), slog.Int("limit", cmd.Connections), slog.Int("allowed", cmd.clients))
+// fitFiles lowers the limits of connections so that all clients together leave keptFiles of the
+// files that the process may have open. With a listener for native clients, WebSockets and native
+// clients share what is left by halves.
+func (cmd *serveCmd) fitFiles(files int, log *slog.Logger) {
+	room := files - files/keptFiles
+	fit := func(limit *int, most int, flag string) {
+		if most = max(most, 1); *limit > most {
+			log.Info("a limit is lowered, because the process may have too few files open; raise that (ulimit -n, LimitNOFILE)",
+				slog.String("limit", flag), slog.Int("from", *limit), slog.Int("to", most), slog.Int("files", files))
+			*limit = most
 		}
 	}
-	if cmd.Connections > room {
-		log.Info("WebSocket connections are bounded by the number of files that this process may have open: raise that (ulimit -n, LimitNOFILE), or lower EVENTHUB_LIMIT_CONNECTIONS",
-			slog.Int("files", maxFiles()), slog.Int("limit", cmd.Connections), slog.Int("allowed", room))
-		cmd.Connections = room
+	fit(&cmd.WaitingConnections, room/waitingFiles/3, "waiting-connections")
+	fit(&cmd.Requests, room/httpFiles, "requests")
+	fit(&cmd.Streams, room/httpFiles, "streams")
+	fit(&cmd.Pulls, room/httpFiles, "pulls")
+	room -= 3*cmd.WaitingConnections + cmd.Requests + cmd.Streams + cmd.Pulls
+	cmd.clients = cmd.Connections
+	if cmd.NATSListen != "" && cmd.NATSURL == "" {
+		room /= 2
+		each := 1
+		if cmd.Isolation == "on" {
+			each = guardedFiles
+		}
+		fit(&cmd.clients, room/each, "connections (of native clients)")
+	}
+	fit(&cmd.Connections, room, "connections")
+	// What is given of all of them, and 0 is a part of all.
+	for _, of := range []struct{ part, all *int }{
+		{&cmd.PrincipalConnections, &cmd.Connections},
+		{&cmd.Unauthenticated, &cmd.Connections},
+		{&cmd.PrincipalRequests, &cmd.Requests},
+		{&cmd.PrincipalStreams, &cmd.Streams},
+		{&cmd.PrincipalPulls, &cmd.Pulls},
+	} {
+		*of.part = min(*of.part, *of.all)
 	}
 }

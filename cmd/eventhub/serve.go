@@ -186,7 +186,7 @@ func (h *hub) open(ctx context.Context) error {
 	if cmd.jwt() {
 		h.auth.Revocations = acl.NewRevocations(jetstream.MaxRevocations)
 	}
-	cmd.fitFiles(h.log)
+	cmd.fitFiles(maxFiles(), h.log)
 	var err error
 	if h.tokens, err = acl.NewVerifier(ctx, h.auth); err != nil {
 		return err

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"io"
 	"net"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // TestStrangersAtTheNATSListener has strangers connect, say nothing, and stay, far more than may.
@@ -28,15 +26,13 @@ func TestStrangersAtTheNATSListener(t *testing.T) {
 	early, _ := dialNative(t, hub.nats, nodeToken)
 	publishTo(t, hub.dial(), "load", `1`)
 	before := files()
-	var conns []net.Conn
 	for i := range flood {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(hub.nats, "nats://"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = conn.Close() })
-		conns = append(conns, conn)
-		if i%100 != 0 {
+		if i%400 != 399 {
 			continue
 		}
 		late, _ := dialNative(t, hub.nats, nodeToken)
@@ -45,18 +41,8 @@ func TestStrangersAtTheNATSListener(t *testing.T) {
 		}
 		late.Close()
 	}
-	for _, conn := range conns[:flood-strangers] {
-		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.Copy(io.Discard, conn); err != nil && strings.Contains(err.Error(), "timeout") {
-			t.Fatal("a stranger stays beyond the limit")
-		}
-	}
 	// A quarter of them may come from one address. Some descriptors are the hub's own.
-	if now := files(); now > before+strangers/4+20 {
-		t.Errorf("%d descriptors, %d before the strangers came, %d of whom may stay", now, before, strangers/4)
-	}
+	waitFor(t, "a few strangers are left", func() bool { return files() <= before+strangers/4+20 })
 	if err := early.FlushTimeout(patience); err != nil || early.Stats().Reconnects > 0 {
 		t.Errorf("the client that came before: %v, %d reconnects", err, early.Stats().Reconnects)
 	}

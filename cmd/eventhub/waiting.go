@@ -160,7 +160,7 @@ func (w *waitingRoom) overLocked(owner string) *visitor {
 	switch known := w.waiting - strangers; {
 	case owner != "" && size(owner) >= max(w.limit/ownerPart, 1):
 		return oldest(owner)
-	case owner != "" && known >= max(w.limit-w.limit/knownPart, 1):
+	case owner != "" && known >= max(w.limit-max(w.limit/knownPart, 1), 1):
 		most := owner
 		for name, queue := range w.queues {
 			if name != "" && queue.Len() > size(most) {

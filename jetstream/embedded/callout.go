@@ -52,6 +52,6 @@ func (e *Server) Origin(server string, id uint64) (address string, ok bool) {
 }
 
 // Admit implements jetstream.NativeGuard.
-func (e *Server) Admit(server string, id uint64, inbox string) {
-	e.guard.admit(guardedID{server, id}, inbox)
+func (e *Server) Admit(server string, id uint64, inbox, owner string) {
+	e.guard.admit(guardedID{server, id}, inbox, owner)
 }

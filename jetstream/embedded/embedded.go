@@ -43,6 +43,9 @@ const loopback = "127.0.0.1"
 // startWait bounds how long the server may take until it answers, after it has read its data.
 const startWait = 20 * time.Second
 
+// ownLinks is how many connections the bus may have to a server without a guard, which counts them.
+const ownLinks = 128
+
 // dialWait bounds one connection of the bus to the server.
 const dialWait = 5 * time.Second
 
@@ -78,9 +81,9 @@ type Config struct {
 	// Callout, when not nil, has the bus decide about each native client (auth callout).
 	Callout *Callout
 	// Clients is how many native clients may be connected through the guard (Callout.Guarded), each
-	// of which takes three descriptors; default 20,000. Strangers is how many of them may be
-	// without a token that was accepted, a quarter of these from one address; default a quarter of
-	// Clients. One more stranger closes the oldest.
+	// of which takes three descriptors; default 20,000, at most three quarters of them of one
+	// principal. Strangers is how many of them may not have sent CONNECT, a quarter of these from
+	// one address; default a quarter of Clients. One more stranger closes the oldest.
 	Clients, Strangers int
 	// LimitReached, when not nil, is called when one of the two is reached, with its name
 	// (native_connections, native_strangers). It must not block.
@@ -306,7 +309,7 @@ func (e *Server) options() *natsserver.Options {
 		return opts
 	}
 	host, port, _ := net.SplitHostPort(e.cfg.Listen)
-	opts.Host, opts.MaxConn = host, e.cfg.Clients
+	opts.Host, opts.MaxConn = host, e.cfg.Clients+e.cfg.Strangers+ownLinks
 	opts.Port, _ = strconv.Atoi(port)
 	switch {
 	case e.port != 0:

@@ -84,7 +84,7 @@ func newGuard(ctx context.Context, e *Server) (*guard, error) {
 	if err != nil {
 		return nil, &placeError{ErrListen, fmt.Sprintf("%s: %v: choose another", e.cfg.Listen, innermost(err)), err}
 	}
-	g := &guard{server: e, listener: l, conns: make(map[guardedID]*guarded), room: newGuardRoom(e.cfg.Clients, e.cfg.Strangers)}
+	g := &guard{server: e, listener: l, conns: make(map[guardedID]*guarded), room: newGuardRoom(e.cfg.Clients, e.cfg.Strangers), greeting: greeting{turn: make(chan struct{}, 1)}}
 	g.ctx, g.end = context.WithCancel(context.WithoutCancel(ctx))
 	return g, nil
 }
@@ -130,10 +130,10 @@ func (g *guard) accept(conn net.Conn) {
 	c.address, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
 	c.ctx, c.end = context.WithCancel(g.ctx)
 	g.mu.Lock()
-	over, limit := g.room.enter(c)
+	over, limit := g.room.enter(c, time.Now())
 	g.mu.Unlock()
 	if over != nil {
-		g.server.cfg.LimitReached(limit)
+		g.reached(limit)
 		over.end()
 	}
 	if over == c {
@@ -172,26 +172,40 @@ func (g *guard) origin(id guardedID) (address string, ok bool) {
 	return c.address, true
 }
 
-// admit lets a client do what its permissions say.
-func (g *guard) admit(id guardedID, inbox string) {
+// reached counts and logs that a limit was reached.
+func (g *guard) reached(limit string) {
+	g.server.cfg.LimitReached(limit)
+	g.server.often.Log(g.ctx, slog.LevelWarn, "native clients have reached a limit; closing the connection of one", limit, slog.String("limit", limit))
+}
+
+// admit lets a client of a principal do what its permissions say, or ends its connection if the
+// principal has too many.
+func (g *guard) admit(id guardedID, inbox, owner string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c := g.conns[id]; c != nil {
-		select {
-		case <-c.admitted:
-		default:
-			c.inbox = inbox
-			g.room.admit(c)
-			close(c.admitted)
-		}
+	c := g.conns[id]
+	if c == nil {
+		return
 	}
+	select {
+	case <-c.admitted:
+		return
+	default:
+	}
+	if !g.room.admit(c, owner) {
+		g.reached(limitClients)
+		c.end()
+		return
+	}
+	c.inbox = inbox
+	close(c.admitted)
 }
 
 // serve connects a client to the server until either ends.
 func (g *guard) serve(c *guarded) error {
 	stop := context.AfterFunc(c.ctx, func() { _ = c.conn.Close() })
 	defer stop()
-	info, err := g.greeting.to(g, c.address)
+	info, err := g.greeting.to(c.ctx, g.server, c.address)
 	if err != nil {
 		return err
 	}
@@ -213,11 +227,11 @@ func (g *guard) serve(c *guarded) error {
 		var id guardedID
 		var answers *bufio.Reader
 		var err error
-		if server, answers, id, err = g.connect(); err != nil {
+		if server, answers, id, err = g.connect(c.ctx); err != nil {
 			return nil, err
 		}
-		context.AfterFunc(c.ctx, func() { _ = server.Close() })
 		g.mu.Lock()
+		g.room.connected(c)
 		g.conns[id] = c
 		g.mu.Unlock()
 		_ = client.SetDeadline(time.Time{})
@@ -247,11 +261,12 @@ func (g *guard) serve(c *guarded) error {
 	return err
 }
 
-// connect connects to the server and reads its first line.
-func (g *guard) connect() (server net.Conn, answers *bufio.Reader, id guardedID, err error) {
-	if server, err = g.server.dial(g.ctx, "tcp", ""); err != nil {
+// connect connects to the server and reads its first line. The connection ends with ctx.
+func (g *guard) connect(ctx context.Context) (server net.Conn, answers *bufio.Reader, id guardedID, err error) {
+	if server, err = g.server.dial(ctx, "tcp", ""); err != nil {
 		return nil, nil, id, err
 	}
+	context.AfterFunc(ctx, func() { _ = server.Close() })
 	answers = bufio.NewReaderSize(server, guardAnswers)
 	_ = server.SetReadDeadline(time.Now().Add(guardWait))
 	fields, err := readInfo(answers)
@@ -284,26 +299,31 @@ func readInfo(server *bufio.Reader) (fields map[string]json.RawMessage, err erro
 
 // greeting is the first line for clients: that of the server, without what is about one connection.
 type greeting struct {
-	mu     sync.Mutex
+	turn   chan struct{}      // of one: who may ask the server
 	server *natsserver.Server // whose line it is
 	fields map[string]json.RawMessage
 }
 
 // to returns the line for a client. The first client of a server waits until the server has been
 // asked, and others wait with it.
-func (l *greeting) to(g *guard, address string) ([]byte, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	current := g.server.server.Load()
+func (l *greeting) to(ctx context.Context, e *Server, address string) ([]byte, error) {
+	select {
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	current := e.server.Load()
 	if current == nil {
 		return nil, errRestarting
 	}
 	if l.server != current {
-		conn, err := g.server.dial(g.ctx, "tcp", "")
+		conn, err := e.dial(ctx, "tcp", "")
 		if err != nil {
 			return nil, err
 		}
 		defer func() { _ = conn.Close() }()
+		defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 		_ = conn.SetReadDeadline(time.Now().Add(guardWait))
 		fields, err := readInfo(bufio.NewReaderSize(conn, guardAnswers))
 		if err != nil {
@@ -311,7 +331,7 @@ func (l *greeting) to(g *guard, address string) ([]byte, error) {
 		}
 		delete(fields, "client_id")
 		delete(fields, "nonce") // no client authenticates with a key
-		if g.server.cfg.TLS != nil {
+		if e.cfg.TLS != nil {
 			fields["tls_required"] = json.RawMessage("true")
 		}
 		l.server, l.fields = current, fields
