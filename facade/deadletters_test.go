@@ -18,6 +18,14 @@ func TestPublishedDeadLettersCount(t *testing.T) {
 	r := newRigOn(t, jetstream.Config{Limits: jetstream.Limits{DeadLetterShare: share}}, func(cfg *facade.Config) {
 		cfg.Auth = facade.Tokens(newVerifier(t))
 	})
+	// What is not stored takes nothing of the share.
+	retrying := grant(t, "retrying", "publish:dlq.again.**")
+	for range 3 * share / size {
+		a := r.post(t, "/publish/dlq.again.x", strconv.Quote(strings.Repeat("x", size)), "Authorization", "Bearer "+retrying, "Event-Id", "same")
+		if a.status != http.StatusOK {
+			t.Fatalf("an event that is stored already: %d %s", a.status, a.text)
+		}
+	}
 	attacker := grant(t, "attacker", "publish:dlq.att.**")
 	payload := strconv.Quote(strings.Repeat("x", size))
 	stored := 0

@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -256,15 +257,27 @@ func (q *deadLetters) rations() [2]deadRation {
 	return [...]deadRation{{"dead_letter_rate", q.rates}, {"dead_letter_share", q.shares}}
 }
 
-// admit counts an event that a client itself publishes to a dlq topic, or returns the refusal. ""
-// and clients that nobody named have no ration.
-func (q *deadLetters) admit(client string, size int) error {
-	if client == "" || strings.HasPrefix(client, ownClient) {
-		return nil
-	}
+// rationed reports whether a client has a ration of dead letters: "" and clients that nobody named
+// have none.
+func rationed(client string) bool { return client != "" && !strings.HasPrefix(client, ownClient) }
+
+// refund gives back what admit took for an event that was not stored.
+func (q *deadLetters) refund(client string, size int) {
 	for _, r := range q.rations() {
+		r.set.GiveBack(client, size+deadOverhead)
+	}
+}
+
+// admit counts an event that a client itself publishes to a dlq topic, or returns the refusal.
+func (q *deadLetters) admit(client string, size int) error {
+	taken := q.rations()
+	slices.Reverse(taken[:]) // the share, which takes days to come back, is not taken from in vain
+	for i, r := range taken {
 		if wait, back := r.set.Reserve(client, size+deadOverhead); wait > 0 {
 			back()
+			for _, before := range taken[:i] {
+				before.set.GiveBack(client, size+deadOverhead)
+			}
 			q.bus.obs.LimitReached(r.limit)
 			return &Error{Code: CodeRateLimited, Msg: "this client has caused as many bytes of dead letters as it may (" + r.limit + "): nothing was stored, try again later", Wait: wait}
 		}

@@ -173,11 +173,6 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 			t.obs.SchemaBroken(false)
 		}
 	}
-	if t.dead {
-		if err := p.bus.dead.admit(cmp.Or(opts.CountFor, p.client), len(payload)); err != nil {
-			return err
-		}
-	}
 	if t.derived != nil {
 		if err := t.derived.admit(payload, cmp.Or(opts.CountFor, p.client)); err != nil {
 			return err
@@ -192,10 +187,39 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 			return err
 		}
 	}
+	send := p.send
 	if later {
-		return p.schedule(ctx, t, payload, opts, at, done)
+		send = func(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
+			return p.schedule(ctx, t, payload, opts, at, done)
+		}
 	}
-	return p.send(ctx, t, payload, opts, done)
+	if client := cmp.Or(opts.CountFor, p.client); t.dead && rationed(client) {
+		return p.sendLetter(ctx, t, payload, opts, client, done, send)
+	}
+	return send(ctx, t, payload, opts, done)
+}
+
+// sender sends an event to a topic that takes the event.
+type sender func(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(Receipt, error)) error
+
+// sendLetter sends an event to a topic of dead letters, for a client that has a ration of them. It
+// takes from the ration before, so that the client has no more under way than that, and gives back
+// what is not stored.
+func (p *Publisher) sendLetter(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, client string, done func(Receipt, error), send sender) error {
+	size, dead := len(payload), p.bus.dead
+	if err := dead.admit(client, size); err != nil {
+		return err
+	}
+	err := send(ctx, t, payload, opts, func(r Receipt, err error) {
+		if err != nil || r.Duplicate {
+			dead.refund(client, size)
+		}
+		done(r, err)
+	})
+	if err != nil {
+		dead.refund(client, size)
+	}
+	return err
 }
 
 // Admit checks an event that is to be published later, as PublishAsync would, as far as possible
@@ -203,11 +227,11 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 // topic requires, and the schema, for which it may wait for some seconds. Where the topic's rule
 // asks for schemas, Admit adds the version to opts.Headers, which it copies, so that the event is
 // compared with the same version later.
-func (p *Publisher) Admit(topic string, payload []byte, opts *PublishOptions) error {
+func (p *Publisher) Admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions) error {
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	t, err := p.bus.admit(context.Background(), topic, payload, opts, cmp.Or(opts.CountFor, p.client))
+	t, err := p.bus.admit(ctx, topic, payload, opts, cmp.Or(opts.CountFor, p.client))
 	if err != nil {
 		return err
 	}

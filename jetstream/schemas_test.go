@@ -419,7 +419,7 @@ func TestSchemasWithoutNATS(t *testing.T) {
 	server.Kill()
 	_, err := b.Publish(t.Context(), "t.a", []byte(`{"host":7}`), PublishOptions{})
 	wantCode(t, err, CodeSchemaInvalid)
-	if err := b.NewPublisher().Admit("t.a", []byte(`{"host":"x"}`), &PublishOptions{}); err != nil {
+	if err := b.NewPublisher().Admit(t.Context(), "t.a", []byte(`{"host":"x"}`), &PublishOptions{}); err != nil {
 		t.Error(err)
 	}
 	server.Start()

@@ -282,7 +282,7 @@ func TestAdmitStamps(t *testing.T) {
 	given := map[string]string{"k": "v"}
 	opts := PublishOptions{Headers: given}
 	p := b.NewPublisher()
-	if err := p.Admit("t.a", []byte(`{"host":"x"}`), &opts); err != nil {
+	if err := p.Admit(t.Context(), "t.a", []byte(`{"host":"x"}`), &opts); err != nil {
 		t.Fatal(err)
 	}
 	if len(given) != 1 || opts.Headers[headerSchemaVersion] != "1" || opts.Headers["k"] != "v" {
@@ -353,7 +353,7 @@ func TestAStampNeedsRoom(t *testing.T) {
 		p := b.NewPublisher()
 		admitted := test.opts
 		for way, err := range map[string]error{
-			"Admit":   p.Admit(test.topic, []byte(test.payload), &admitted),
+			"Admit":   p.Admit(t.Context(), test.topic, []byte(test.payload), &admitted),
 			"Publish": publishOnce(t, p, test.topic, test.payload, test.opts),
 		} {
 			if test.want == "" {

@@ -165,7 +165,7 @@ type addition struct {
 
 // Add implements facade.Outbox.
 func (o *ownOutbox) Add(ctx context.Context, topic string, payload []byte, opts jetstream.PublishOptions) (id string, err error) {
-	if err := o.publisher.Admit(topic, payload, &opts); err != nil {
+	if err := o.publisher.Admit(ctx, topic, payload, &opts); err != nil {
 		return "", err
 	}
 	if err := o.publisher.Reserve(ctx, topic, opts.Key, opts.CountFor); err != nil {

@@ -31,7 +31,7 @@ type guardRoom struct {
 	all       int
 	order     *list.List                  // of the strangers, oldest first
 	addresses map[netip.Prefix]*list.List // the same by address
-	owners    map[string]int              // clients that were admitted, by the name of the principal
+	owners    map[string]int              // clients that were admitted, by principal
 }
 
 // guardPlace is where a connection is in the room.

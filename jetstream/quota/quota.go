@@ -100,6 +100,17 @@ func (s *Set) Reserve(name string, n int) (wait time.Duration, back func()) {
 	}
 }
 
+// GiveBack returns n to name, at most the burst, that TakeN or Reserve took.
+func (s *Set) GiveBack(name string, n int) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now() // of which a bucket must not see an older one later
+	s.findLocked(name, now).ReserveN(now, -min(n, s.burst))
+}
+
 // ReserveWithin takes one for name, and reports when it will be there. Where that is later than
 // longest, it takes nothing and reports false.
 func (s *Set) ReserveWithin(name string, longest time.Duration) (wait time.Duration, ok bool) {

@@ -125,3 +125,30 @@ func BenchmarkTake(b *testing.B) {
 		s.Take("heartbeat.received")
 	}
 }
+
+// TestGiveBack returns what was taken, and no more than the burst.
+func TestGiveBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := quota.New(1, 10, 5, nil)
+		if wait, _ := s.Reserve("a", 10); wait != 0 {
+			t.Fatal("a new name has to wait")
+		}
+		s.GiveBack("a", 4)
+		if wait := s.TakeN("a", 4); wait != 0 {
+			t.Errorf("what was given back is not there for %v", wait)
+		}
+		if wait := s.TakeN("a", 1); wait == 0 {
+			t.Error("more is there than was given back")
+		}
+		s.GiveBack("a", 10)
+		s.GiveBack("a", 10)
+		time.Sleep(time.Second)
+		for i := range 11 {
+			if wait := s.TakeN("a", 1); (wait == 0) != (i < 10) {
+				t.Errorf("take %d waits for %v", i+1, wait)
+			}
+		}
+		var none *quota.Set
+		none.GiveBack("a", 1)
+	})
+}
