@@ -186,7 +186,7 @@ type Limits struct {
 	TopicsPerClient int
 	// ClientTopics ("client_topics") is the most streams of topics that one client has made and
 	// that exist, on all hubs together: default a quarter of Topics. Beyond the limit, new topics
-	// get overloaded. A topic that is deleted counts no more at once.
+	// get rate_limited. A topic that is deleted counts no more at once.
 	ClientTopics int
 	// KeysPerClient ("keys_per_client") is the most keys of compacted topics that one client may
 	// create, counted as TopicsPerClient is: default 100,000 at once, and then KeyRate a second,

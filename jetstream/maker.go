@@ -151,7 +151,7 @@ func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*Er
 	}
 	noted, err := m.bus.subjectsOf(ctx, makersBucket, makersPrefix+objectName(client)+".*")
 	if limit := m.bus.limits.ClientTopics; err == nil && len(noted)+more > limit {
-		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d topics that exist, which is its limit: have some deleted", limit)}, nil
+		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d topics that exist, which is its limit: have some deleted", limit)}, nil
 	}
 	return nil, err
 }

@@ -219,7 +219,7 @@ func TestTopicsThatExistCountForTheirMaker(t *testing.T) {
 	full := func(name string, make func(topic string) error) {
 		t.Helper()
 		err := make(name)
-		if fail, ok := errors.AsType[*Error](err); !ok || fail.Code != CodeOverloaded || !strings.Contains(fail.Msg, "3 topics") {
+		if fail, ok := errors.AsType[*Error](err); !ok || fail.Code != CodeRateLimited || !strings.Contains(fail.Msg, "3 topics") {
 			t.Errorf("%s is one topic more than allowed: %v", name, err)
 		}
 		if s, err := b.findStream(t.Context(), name); !errors.Is(err, ErrNotFound) {

@@ -60,12 +60,12 @@ func TestTopicsOfOperatorsCount(t *testing.T) {
 	t.Cleanup(func() { _ = bus.Close() })
 	h := described(t, Config{Bus: bus, Registry: prometheus.NewRegistry(), Topics: TopicsOf(bus), Guard: Guard{Tokens: newVerifier(t)}, Status: facade.StatusOf})
 	operator := "Bearer " + tokenFor(t, "admin:att.**")
-	for i, want := range []int{http.StatusOK, http.StatusOK, http.StatusServiceUnavailable, http.StatusTooManyRequests} {
+	for i, want := range []int{http.StatusOK, http.StatusOK, http.StatusTooManyRequests, http.StatusTooManyRequests} {
 		w := ask(h, http.MethodPut, "/topics/att."+strconv.Itoa(i), operator)
 		if w.Code != want {
 			t.Errorf("topic %d: %d %s, want %d", i, w.Code, w.Body, want)
 		}
-		if wait, err := strconv.Atoi(w.Header().Get("Retry-After")); w.Code == http.StatusTooManyRequests && (err != nil || wait < 2) {
+		if wait, err := strconv.Atoi(w.Header().Get("Retry-After")); i == 3 && (err != nil || wait < 2) {
 			t.Errorf("Retry-After is %q, want about 10 s", w.Header().Get("Retry-After"))
 		}
 	}
