@@ -367,6 +367,7 @@ func (m *Metrics) limit(series Series) {
 	defer m.mu.Unlock()
 	m.series = series
 	m.topics.max, m.pairs.max = series.upTo(MaxTopics), series.upTo(MaxPairs)
+	m.topics.ranked, m.pairs.ranked = series > AllSeries, series > AllSeries
 }
 
 // exist decides which topics and groups have series of their own, now that all are known that

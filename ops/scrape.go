@@ -24,6 +24,9 @@ const (
 	// maxScrapes is the maximum number of /metrics requests that are served at a time. Further
 	// requests get status 503.
 	maxScrapes = 100
+	// maxRenders is how many answers to requests for some metrics are made and sent at a time.
+	// Further ones wait.
+	maxRenders = 2
 	// scrapeTimeout is how long a /metrics request waits for the metrics.
 	scrapeTimeout = 10 * time.Second
 	// scrapeShared is for how long requests share a collection, from when it begins. Requests that
@@ -37,13 +40,14 @@ type scraper struct {
 	metrics prometheus.Gatherer
 	logger  *slog.Logger
 	places  chan struct{} // one for each request that is being served
+	renders chan struct{} // one for each answer that is made for one request
 
 	mu     sync.Mutex
 	shared *collection // nil if the next request begins one
 }
 
 func newScraper(metrics prometheus.Gatherer, logger *slog.Logger) *scraper {
-	return &scraper{metrics: metrics, logger: logger, places: make(chan struct{}, maxScrapes)}
+	return &scraper{metrics: metrics, logger: logger, places: make(chan struct{}, maxScrapes), renders: make(chan struct{}, maxRenders)}
 }
 
 // collection is what one collection of all metrics found, and the answers made of that.
@@ -89,7 +93,17 @@ func (s *scraper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	as := formOf(r.Header)
-	body, err := c.answer(as, r.URL.Query()["name[]"])
+	names := r.URL.Query()["name[]"]
+	if len(names) > 0 {
+		select {
+		case s.renders <- struct{}{}:
+			defer func() { <-s.renders }()
+		case <-ctx.Done():
+			unscraped(w, "The metrics were not there within "+scrapeTimeout.String()+".")
+			return
+		}
+	}
+	body, err := c.answer(as, names)
 	if err != nil {
 		http.Error(w, "The metrics cannot be collected: "+err.Error(), http.StatusInternalServerError)
 		return
@@ -150,9 +164,11 @@ func (c *collection) answer(as form, names []string) ([]byte, error) {
 		return nil, c.err
 	}
 	if len(names) > 0 {
-		return render(as, slices.DeleteFunc(slices.Clone(c.families), func(f *dto.MetricFamily) bool {
-			return !slices.Contains(names, f.GetName())
-		}))
+		wanted := make(map[string]bool, len(names))
+		for _, name := range names {
+			wanted[name] = true
+		}
+		return render(as, slices.DeleteFunc(slices.Clone(c.families), func(f *dto.MetricFamily) bool { return !wanted[f.GetName()] }))
 	}
 	c.mu.Lock()
 	a := c.answers[as]

@@ -90,9 +90,10 @@ const goneAfter = 10 * time.Second
 // table has the series of topics, or of pairs of topic and group, by their key. Up to max keys have
 // series of their own. The others share those of the key other. The caller holds a lock.
 type table[K comparable, S any] struct {
-	max   int
-	room  int // for entries
-	other K
+	max    int
+	ranked bool
+	room   int // for entries
+	other  K
 	// compare is the order of keys whose lag is the same.
 	compare func(a, b K) int
 	// resolve returns the series with a label, and makes them. end removes them.
@@ -136,7 +137,7 @@ func (t *table[K, S]) get(k K) *entry[S] {
 }
 
 // choose gives series of their own to up to max of the keys that have an entry, or that exist: to
-// those with the most lag.
+// those with the most lag. Unless ranked is set, keys that have such series keep them.
 func (t *table[K, S]) choose(exist []K, lag map[K]rank) {
 	keys := make([]K, 0, max(len(t.entries), len(exist)))
 	for k := range t.entries {
@@ -154,6 +155,12 @@ func (t *table[K, S]) choose(exist []K, lag map[K]rank) {
 	}
 	if len(keys) > t.max {
 		slices.SortFunc(keys, func(a, b K) int {
+			if own := owns(a); !t.ranked && own != owns(b) {
+				if own {
+					return -1
+				}
+				return 1
+			}
 			return cmp.Or(lag[a].compare(lag[b], owns(a), owns(b)), t.compare(a, b))
 		})
 		for _, k := range keys[t.max:] {

@@ -410,3 +410,21 @@ func TestSeriesOfAHub(t *testing.T) {
 		}
 	}
 }
+
+// TestOthersTakeNoSeries has more topics come than may have series of their own, with more lag than
+// those that have them. These keep them, unless a number of series was chosen.
+func TestOthersTakeNoSeries(t *testing.T) {
+	for _, ranked := range []bool{false, true} {
+		ended := 0
+		series := table[string, struct{}]{
+			max: 2, ranked: ranked, room: 10, other: OtherLabel, compare: strings.Compare, entries: make(map[string]*entry[struct{}]),
+			resolve: func(string) struct{} { return struct{}{} }, end: func(string) { ended++ },
+		}
+		series.choose([]string{"first", "second"}, nil)
+		late := rank{oldest: time.Hour, backlog: 1000}
+		series.choose([]string{"first", "second", "a", "b"}, map[string]rank{"a": late, "b": late})
+		if want := map[bool]int{false: 0, true: 2}[ranked]; ended != want {
+			t.Errorf("ranked is %v: %d topics lost their series, want %d", ranked, ended, want)
+		}
+	}
+}
