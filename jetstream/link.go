@@ -314,7 +314,7 @@ func (l *link) lost(err error) {
 		return
 	}
 	l.bus.obs.Gauge(GaugeConnected, 0)
-	l.bus.often.Log(l.bus.ctx, slog.LevelWarn, "connection to NATS lost", strconv.Itoa(l.index), slog.Int("connection", l.index), slog.Any("error", err))
+	l.bus.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
 	l.bus.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.forget()
@@ -337,7 +337,7 @@ func (l *link) back() {
 	if l.bus.connected() {
 		l.bus.obs.Gauge(GaugeConnected, 1)
 	}
-	l.bus.often.Log(l.bus.ctx, slog.LevelInfo, "connection to NATS is back", strconv.Itoa(l.index), slog.Int("connection", l.index))
+	l.bus.log.Info("connection to NATS is back", slog.Int("connection", l.index))
 	l.bus.saveUnsaved(l)
 	l.bus.eachSubscription(func(s *Subscription) {
 		if s.link == l {

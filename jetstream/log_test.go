@@ -81,23 +81,6 @@ func TestLogOfRefusedEvents(t *testing.T) {
 	log.wantPaced(t, b, n, began, texts...)
 }
 
-// TestLogOfLostConnections has a connection break again and again.
-func TestLogOfLostConnections(t *testing.T) {
-	t.Parallel()
-	var log lockedLog
-	b := open(t, Config{URL: natsServer(t), Connections: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	const n = 8
-	began := time.Now()
-	for i := range n {
-		if err := b.links[0].nc.ForceReconnect(); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "the connection is back", func() bool { return b.links[0].cuts.Load() > uint64(i) && b.links[0].up.Load() })
-	}
-	// the last line is written after the connection is up
-	log.wantPaced(t, b, n-1, began, `level=WARN msg="connection to NATS lost" connection=0`, `level=INFO msg="connection to NATS is back" connection=0`)
-}
-
 // TestLogOfErrorsOfNATS has a server refuse many subjects, as it may those of clients.
 func TestLogOfErrorsOfNATS(t *testing.T) {
 	t.Parallel()

@@ -235,13 +235,13 @@ func (l *loop) claim(ctx context.Context) {
 			return
 		}
 		l.away = false
-		l.often.Log(ctx, slog.LevelInfo, "event bus is available again", "")
+		l.log.InfoContext(ctx, "event bus is available again")
 	}
 	if err := l.lookAtClocks(ctx); err != nil {
 		l.away = true
 		l.claimAt = l.again(&l.awayGap)
 		l.failed(err)
-		l.often.Log(ctx, slog.LevelWarn, "event bus is unavailable; pausing", "", slog.Any("error", err))
+		l.log.WarnContext(ctx, "event bus is unavailable; pausing", slog.Any("error", err))
 		return
 	}
 	began := l.now()
