@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -256,10 +255,6 @@ type deadRation struct {
 func (q *deadLetters) rations() [2]deadRation {
 	return [...]deadRation{{"dead_letter_rate", q.rates}, {"dead_letter_share", q.shares}}
 }
-
-// rationed reports whether a client has a ration of dead letters: "" and clients that nobody named
-// have none.
-func rationed(client string) bool { return client != "" && !strings.HasPrefix(client, ownClient) }
 
 // refund gives back what admit took for an event that was not stored.
 func (q *deadLetters) refund(client string, size int) {

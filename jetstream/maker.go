@@ -108,7 +108,7 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 // noteTopic is note for a topic that a client is about to make, with a stream of this name. What
 // nobody named makes counts for nobody.
 func (m *makers) noteTopic(ctx context.Context, topic, stream, client string) (entry, error) {
-	if client == "" || strings.HasPrefix(client, ownClient) {
+	if !rationed(client) {
 		return entry{}, nil
 	}
 	e := entry{subject: makersPrefix + objectName(client) + "." + stream, client: client}
@@ -146,7 +146,7 @@ func (m *makers) write(ctx context.Context, e entry, note makerNote, limit strin
 
 // topicRefusal returns why a client that is about to make more topics has too many, or nil.
 func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*Error, error) {
-	if client == "" || strings.HasPrefix(client, ownClient) {
+	if !rationed(client) {
 		return nil, nil
 	}
 	noted, err := m.bus.subjectsOf(ctx, makersBucket, makersPrefix+objectName(client)+".*")

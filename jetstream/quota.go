@@ -3,6 +3,7 @@ package jetstream
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"eventhub/jetstream/quota"
@@ -43,6 +44,10 @@ func (r *ration) take(client string) error {
 	r.bus.obs.LimitReached(r.limit)
 	return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new %s, which is its limit: one more is allowed every %v", r.burst, r.what, newRefill), Wait: wait}
 }
+
+// rationed reports whether a client has rations and a count of its own: "", which is the hub
+// itself, and clients that nobody named have none.
+func rationed(client string) bool { return client != "" && !strings.HasPrefix(client, ownClient) }
 
 // unnamed is a name for a client that nobody named.
 func (b *Bus) unnamed() string {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -49,7 +48,7 @@ func newComparing(b *Bus) *comparing {
 // validate compares a payload for a client, "" for the hub itself. The error is that of a client
 // that has used up its ration, or waits for too long, and ErrLong where brief is set.
 func (c *comparing) validate(ctx context.Context, s *schema.Schema, payload []byte, client string, brief bool) (*schema.Violation, error) {
-	counts := client != "" && !strings.HasPrefix(client, ownClient)
+	counts := rationed(client)
 	if counts {
 		if err := c.await(ctx, client, brief); err != nil {
 			return nil, err

@@ -1,6 +1,9 @@
 package jetstream
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // Tracer makes spans of publishes and deliveries, for distributed tracing. Its methods, and those
 // of the spans that it returns, are called on the hot path from many goroutines: they must be safe
@@ -38,7 +41,10 @@ func (p *Publisher) publishTraced(ctx context.Context, topic string, payload []b
 		span.End(r, err)
 		done(r, err)
 	})
-	if err != nil { // nobody calls done
+	switch {
+	case errors.Is(err, ErrLong): // which is no failure: the caller publishes again
+		span.End(Receipt{}, nil)
+	case err != nil: // nobody calls done
 		span.End(Receipt{}, err)
 	}
 	return err
