@@ -92,6 +92,28 @@ const streamGroups = 10
 
 // nativeTries are the bounds that apply to native clients, and what a client does that meets each.
 var nativeTries = map[string]func(t *testing.T, n *nativeClient){
+	"CONNECTIONS": func(t *testing.T, _ *nativeClient) {
+		t.Helper()
+		hub := startNode(t, "--nats-listen=127.0.0.1:0", "--limit-connections=8")
+		for range 6 { // three quarters, of one principal
+			dialNative(t, hub.nats, nodeToken)
+		}
+		nc, err := nats.Connect(hub.nats, nats.Token(nodeToken), nats.NoReconnect())
+		if err == nil {
+			err = nc.FlushTimeout(patience)
+			nc.Close()
+		}
+		if err == nil {
+			t.Error("one principal has more than three quarters of the connections")
+		}
+	},
+	"UNAUTHENTICATED": func(t *testing.T, _ *nativeClient) {
+		t.Helper()
+		hub := startNode(t, "--nats-listen=127.0.0.1:0", "--limit-unauthenticated=4")
+		address := strings.TrimPrefix(hub.nats, "nats://")
+		dialTCP(t, address)
+		untilClosed(t, dialTCP(t, address)) // a quarter of them may come from one address
+	},
 	"`token`": func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		foreign, err := acl.Sign([]byte(strings.Repeat("x", 32)), acl.Grant{Subject: "a", Scopes: []string{"*:**"}, TTL: time.Hour})

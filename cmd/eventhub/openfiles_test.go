@@ -12,16 +12,16 @@ import (
 func TestClientsLeaveFiles(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{nil, {"--nats-listen=127.0.0.1:0"}, {"--nats-listen=127.0.0.1:0", "--nats-isolation=off"}, {"--limit-unauthenticated=5000", "--limit-principal-connections=5000"}} {
+		var all commands
+		parser, err := kong.New(&all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parser.Parse(append([]string{"serve"}, args...)); err != nil {
+			t.Fatal(err)
+		}
 		for _, files := range []int{256, 1024, 4096, 20_000, 131_072, 1 << 20} {
-			var all commands
-			parser, err := kong.New(&all)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := parser.Parse(append([]string{"serve"}, args...)); err != nil {
-				t.Fatal(err)
-			}
-			cmd := &all.Serve
+			cmd := all.Serve
 			was := cmd.Connections
 			cmd.fitFiles(files, slog.New(slog.DiscardHandler))
 			each := 0
