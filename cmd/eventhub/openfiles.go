@@ -1,17 +1,17 @@
 package main
 
-import (
-	"log/slog"
-)
+import "log/slog"
 
 const (
 	// keptFiles is which part of the files that this process may have open is never given to
 	// clients, as a divisor: streams, other servers and operators need them.
 	keptFiles = 4
 	// waitingFiles is which part of the rest connections without a request may take, those of all
-	// three ports together, and httpFiles that of requests, streams and pulls, each.
-	waitingFiles = 8
+	// ports together, and httpFiles that of requests, streams and pulls, each.
+	waitingFiles = 2
 	httpFiles    = 12
+	// waitingRooms is how many rooms of WAITING_CONNECTIONS there are: one on each port.
+	waitingRooms = 3
 	// guardedFiles is how many descriptors a native client takes behind the guard: its connection,
 	// and both ends of the one from the guard to the server.
 	guardedFiles = 3
@@ -20,20 +20,21 @@ const (
 // fitFiles lowers the limits of connections so that all clients together leave keptFiles of the
 // files that the process may have open. With a listener for native clients, WebSockets and native
 // clients share what is left by halves.
-func (cmd *serveCmd) fitFiles(files int, log *slog.Logger) {
+//
+// It returns what was lowered, for the log.
+func (cmd *serveCmd) fitFiles(files int) (lowered []slog.Attr) {
 	room := files - files/keptFiles
 	fit := func(limit *int, most int, flag string) {
 		if most = max(most, 1); *limit > most {
-			log.Info("a limit is lowered, because the process may have too few files open; raise that (ulimit -n, LimitNOFILE)",
-				slog.String("limit", flag), slog.Int("from", *limit), slog.Int("to", most), slog.Int("files", files))
 			*limit = most
+			lowered = append(lowered, slog.Int(flag, most))
 		}
 	}
-	fit(&cmd.WaitingConnections, room/waitingFiles/3, "waiting-connections")
+	fit(&cmd.WaitingConnections, room/waitingFiles/waitingRooms, "waiting-connections")
 	fit(&cmd.Requests, room/httpFiles, "requests")
 	fit(&cmd.Streams, room/httpFiles, "streams")
 	fit(&cmd.Pulls, room/httpFiles, "pulls")
-	room -= 3*cmd.WaitingConnections + cmd.Requests + cmd.Streams + cmd.Pulls
+	room -= waitingRooms*cmd.WaitingConnections + cmd.Requests + cmd.Streams + cmd.Pulls
 	cmd.clients = cmd.Connections
 	if cmd.NATSListen != "" && cmd.NATSURL == "" {
 		room /= 2
@@ -41,7 +42,7 @@ func (cmd *serveCmd) fitFiles(files int, log *slog.Logger) {
 		if cmd.Isolation == "on" {
 			each = guardedFiles
 		}
-		fit(&cmd.clients, room/each, "connections (of native clients)")
+		fit(&cmd.clients, room/each, "native-connections")
 	}
 	fit(&cmd.Connections, room, "connections")
 	// What is given of all of them, and 0 is a part of all.
@@ -54,4 +55,5 @@ func (cmd *serveCmd) fitFiles(files int, log *slog.Logger) {
 	} {
 		*of.part = min(*of.part, *of.all)
 	}
+	return lowered
 }

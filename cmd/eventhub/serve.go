@@ -186,7 +186,7 @@ func (h *hub) open(ctx context.Context) error {
 	if cmd.jwt() {
 		h.auth.Revocations = acl.NewRevocations(jetstream.MaxRevocations)
 	}
-	cmd.fitFiles(maxFiles(), h.log)
+	lowered := cmd.fitFiles(maxFiles())
 	var err error
 	if h.tokens, err = acl.NewVerifier(ctx, h.auth); err != nil {
 		return err
@@ -210,6 +210,10 @@ func (h *hub) open(ctx context.Context) error {
 	}
 	if h.bus, err = cmd.busFlags.open(ctx, cfg); err != nil {
 		return err
+	}
+	if len(lowered) > 0 {
+		h.log.LogAttrs(ctx, slog.LevelInfo, "limits of connections are lowered, because the process may have too few files open; raise that (ulimit -n, LimitNOFILE)",
+			append(lowered, slog.Int("files", maxFiles()))...)
 	}
 	if err := h.followRevocations(ctx); err != nil {
 		return err

@@ -18,13 +18,6 @@ const waitingLimit = "waiting_connections"
 // Honest clients need less.
 const fairWait = time.Second
 
-// Shares of the limit, as divisors. Strangers always have knownPart of the room, and one owner of a
-// token has at most ownerPart.
-const (
-	knownPart = 4
-	ownerPart = 4
-)
-
 // waitingRoom limits the connections of one listener that have no current request: those that have
 // not sent a whole request yet, including the TLS handshake, and those that are idle between
 // requests. A connection belongs to the owner of the token of its last request, or, where that had
@@ -33,9 +26,8 @@ const (
 // A stranger beyond the limit closes the stranger that has waited longest, so that a flood of
 // silent or slow connections displaces itself, and nobody with a token. If no stranger has waited
 // for fairWait, for example because many honest clients connect at once, the new connection is
-// closed instead. A connection with an owner takes the place of a stranger. Beyond three quarters
-// of the limit it closes the oldest connection of the owner who has most, and beyond a quarter one
-// of its own.
+// closed instead. Owners of tokens have at most half of the room, where they take the places of
+// strangers. One more closes the oldest connection of the owner who has most.
 //
 // Active requests and WebSockets have separate limits. All methods may be called concurrently.
 type waitingRoom struct {
@@ -157,10 +149,7 @@ func (w *waitingRoom) overLocked(owner string) *visitor {
 		return w.queues[name].Len()
 	}
 	strangers := size("")
-	switch known := w.waiting - strangers; {
-	case owner != "" && size(owner) >= max(w.limit/ownerPart, 1):
-		return oldest(owner)
-	case owner != "" && known >= max(w.limit-max(w.limit/knownPart, 1), 1):
+	if known := w.waiting - strangers; owner != "" && known >= max(w.limit/2, 1) {
 		most := owner
 		for name, queue := range w.queues {
 			if name != "" && queue.Len() > size(most) {
@@ -168,12 +157,11 @@ func (w *waitingRoom) overLocked(owner string) *visitor {
 			}
 		}
 		return oldest(most)
-	case w.waiting < w.limit:
-		return nil
-	case strangers > 0:
-		return oldest("")
 	}
-	return nil
+	if w.waiting < w.limit || strangers == 0 {
+		return nil
+	}
+	return oldest("")
 }
 
 // leaveLocked takes a visitor that waits out of the room.

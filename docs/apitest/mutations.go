@@ -41,8 +41,9 @@ func Mutations(tb testing.TB, object string) (all []string) {
 		with()
 		for _, wrong := range wrongValues {
 			with(wrong)
-			with(string(members[name]), wrong)
 		}
+		with(string(members[name]), wrongValues[0])
+		with(wrongValues[1], string(members[name]))
 		if members[name][0] == '{' {
 			for _, within := range Mutations(tb, string(members[name])) {
 				with(within)
