@@ -53,13 +53,13 @@ func (r *reservations) drop(name string) {
 // Knows reports whether this hub has used the topic's stream. If not, a publish may make it.
 func (p *Publisher) Knows(topic string) bool { return p.bus.known(topic) != nil }
 
-// Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), which must have
-// made fewer than Limits.ClientTopics, although an
-// event that will make the topic is published only later, by anybody through this bus. Further
-// calls for the same topic count nothing. While NATS does not answer, every topic that this hub
-// does not know counts. Of a topic that this hub has used, Reserve counts a new key
-// (Limits.KeysPerClient, TopicRule.MaxKeys). It returns an *Error (rate_limited, overloaded,
-// bad_topic) when the client may not make the topic or the key. It may be called concurrently.
+// Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), although an
+// event that will make the topic is published only later, by anybody through this bus. The client
+// must have made fewer topics that exist than Limits.ClientTopics. Further calls for the same topic
+// count nothing. While NATS does not answer, every topic that this hub does not know counts. Of a
+// topic that this hub has used, Reserve counts a new key (Limits.KeysPerClient, TopicRule.MaxKeys).
+// It returns an *Error (rate_limited, overloaded, bad_topic) when the client may not make the topic
+// or the key. It may be called concurrently.
 func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) error {
 	b := p.bus
 	if t := b.known(topic); t != nil {

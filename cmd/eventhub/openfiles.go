@@ -19,9 +19,7 @@ const (
 
 // fitFiles lowers the limits of connections so that all clients together leave keptFiles of the
 // files that the process may have open. With a listener for native clients, WebSockets and native
-// clients share what is left by halves.
-//
-// It returns what was lowered, for the log.
+// clients share what is left by halves. It returns what was lowered, for the log.
 func (cmd *serveCmd) fitFiles(files int) (lowered []slog.Attr) {
 	room := files - files/keptFiles
 	fit := func(limit *int, most int, flag string) {
@@ -45,7 +43,7 @@ func (cmd *serveCmd) fitFiles(files int) (lowered []slog.Attr) {
 		fit(&cmd.clients, room/each, "native-connections")
 	}
 	fit(&cmd.Connections, room, "connections")
-	// What is given of all of them, and 0 is a part of all.
+	// The limit of one principal, or of strangers, is at most that of all. 0 stands for a share.
 	for _, of := range []struct{ part, all *int }{
 		{&cmd.PrincipalConnections, &cmd.Connections},
 		{&cmd.Unauthenticated, &cmd.Connections},

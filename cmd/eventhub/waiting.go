@@ -20,13 +20,13 @@ const fairWait = time.Second
 
 // waitingRoom limits the connections of one listener that have no current request: those that have
 // not sent a whole request yet, including the TLS handshake, and those that are idle between
-// requests. A connection belongs to the owner of the token of its last request, or, where that had
-// no valid token, to nobody: such connections are strangers.
+// requests. A connection belongs to the owner of the token of its last request. A connection whose
+// last request had no valid token, or that has had none, is a stranger.
 //
 // A stranger beyond the limit closes the stranger that has waited longest, so that a flood of
-// silent or slow connections displaces itself, and nobody with a token. If no stranger has waited
-// for fairWait, for example because many honest clients connect at once, the new connection is
-// closed instead. Owners of tokens have at most half of the room, where they take the places of
+// silent or slow connections displaces itself, and no client with a token. If no stranger has
+// waited for fairWait, for example because many honest clients connect at once, the new connection
+// is closed instead. Owners of tokens have at most half of the room, where they take the places of
 // strangers. One more closes the oldest connection of the owner who has most.
 //
 // Active requests and WebSockets have separate limits. All methods may be called concurrently.
