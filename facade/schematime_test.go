@@ -82,14 +82,13 @@ func TestLongComparisonsHoldUpNobody(t *testing.T) {
 // and over HTTP. Its publishes wait and are refused in the end, and those of others do not wait.
 func TestComparingIsRationed(t *testing.T) {
 	t.Parallel()
-	const each = 10 * time.Millisecond
-	r := schemaRig(t, each)
+	r := schemaRig(t, 100*time.Microsecond)
 	eve, bob := grant(t, "eve", "publish:slow"), grant(t, "bob", "publish:slow")
 	for range 4 {
 		p := r.dial(t)
 		p.send(`{"op":"AUTH","token":"` + eve + `"}`)
 		p.next("OK", "")
-		for i := range 8 {
+		for i := range 50 {
 			p.send(fmt.Sprintf(`{"op":"PUBLISH","topic":"slow","payload":%s,"corr":%d}`, slowPayload(i), i))
 		}
 	}

@@ -206,11 +206,11 @@ type Limits struct {
 	// have registered. Default 500. MaxSchemas bounds those of all clients.
 	SchemasPerClient int
 	// CompareTime ("schema_time") is how much time of a processor one client may have payloads
-	// compared with schemas in each second, and twice as much at once: default 500 ms. Beyond the
+	// compared with schemas in each second, and 100 ms at once: default 500 ms. Beyond the
 	// limit, publishes wait, for up to 5 s, and then get rate_limited. A comparison of less than 20
-	// µs counts for nobody. Of those that take more than about a millisecond, as many are made at a
-	// time as the process has half of its processors, half of them for one client
-	// ("schema_places"). Publishers without a client have no such limits.
+	// µs counts for nobody. Of those that take more than about 0.1 ms, half as many are made at a
+	// time as the process has processors, half of them for one client ("schema_places"). Publishers
+	// without a client have no such limits.
 	CompareTime time.Duration
 	// GroupsPerClient ("groups_per_client") is the most groups that one client may create
 	// (SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,

@@ -15,7 +15,8 @@ const (
 	// comparedFree is the comparison that counts for nobody: it takes about as long as the rest of
 	// a publish.
 	comparedFree = 20 * time.Microsecond
-	// comparedMost is the longest time that one comparison counts for.
+	// comparedMost is the longest time that one comparison counts for, and what a client may use at
+	// once.
 	comparedMost = 100 * time.Millisecond
 	// comparedWait is how long a publish waits for the ration of its client, and for a place.
 	comparedWait = 5 * time.Second
@@ -27,11 +28,11 @@ const (
 var ErrLong = errors.New("jetstream: the publish may wait, or take long to compare")
 
 // comparing rations the time of the processor that clients have payloads compared with schemas, and
-// has few of the long comparisons made at a time. A comparison that takes less than comparedFree
-// costs neither a lock nor a look at the clock.
+// leaves half of the processors to others: what takes longer than about 0.1 ms needs a place. A
+// comparison that takes less than comparedFree costs neither a lock nor a look at the clock.
 type comparing struct {
 	bus    *Bus
-	places *quota.Places // of the long ones
+	places *quota.Places // of those that are not quick
 	time   *quota.Set    // microseconds by client
 	// owing is until when some client owes time, in the clock of the bus.
 	owing atomic.Int64
@@ -41,7 +42,7 @@ func newComparing(b *Bus) *comparing {
 	all := max(runtime.GOMAXPROCS(0)/2, 1)
 	return &comparing{
 		bus: b, places: quota.NewPlaces(all, (all+1)/2),
-		time: quota.New(float64(b.limits.CompareTime.Microseconds()), 2*int(b.limits.CompareTime.Microseconds()), b.limits.Topics, nil),
+		time: quota.New(float64(b.limits.CompareTime.Microseconds()), int(comparedMost.Microseconds()), b.limits.Topics, nil),
 	}
 }
 
@@ -49,34 +50,64 @@ func newComparing(b *Bus) *comparing {
 // that has used up its ration, or waits for too long, and ErrLong where brief is set.
 func (c *comparing) validate(ctx context.Context, s *schema.Schema, payload []byte, client string, brief bool) (*schema.Violation, error) {
 	counts := rationed(client)
-	if counts {
-		if err := c.await(ctx, client, brief); err != nil {
+	if wait := c.owes(client); counts && wait > 0 {
+		if brief {
+			return nil, ErrLong
+		}
+		if err := c.await(ctx, wait); err != nil {
 			return nil, err
 		}
 	}
-	broken, steps, done := s.Brief(payload)
+	broken, steps, done := s.Brief(payload, schema.QuickSteps)
+	if !done && brief {
+		if !c.places.TryEnter(client) {
+			return nil, ErrLong
+		}
+		defer c.places.Leave(client)
+		broken, steps, done = s.Brief(payload, schema.BriefSteps)
+	}
 	if took := time.Duration(steps) * schema.StepTime; counts && took > comparedFree {
 		c.charge(client, took)
 	}
-	if done {
+	switch {
+	case done:
 		return broken, nil
-	}
-	if brief {
+	case brief:
 		return nil, ErrLong
-	}
-	if !counts {
+	case !counts:
 		return s.Validate(payload), nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, comparedWait)
-	defer cancel()
-	if !c.places.Enter(ctx, client, comparedWaiting, func() { c.bus.obs.LimitReached("schema_places") }) {
-		return nil, &Error{Code: CodeOverloaded, Msg: "too many payloads that take long to compare with their schemas wait on this hub: nothing was stored, try again"}
+	if err := c.enter(ctx, client); err != nil {
+		return nil, err
 	}
 	defer c.places.Leave(client)
-	began := time.Now()
-	broken = s.Validate(payload)
-	c.charge(client, min(time.Since(began), comparedMost))
+	began, rested := time.Now(), time.Duration(0)
+	broken = s.ValidateResting(payload, func() {
+		rests := time.Now()
+		c.places.Rest()
+		rested += time.Since(rests)
+	})
+	c.charge(client, min(time.Since(began)-rested, comparedMost))
 	return broken, nil
+}
+
+// enter waits for a place at a time at which the client owes none.
+func (c *comparing) enter(ctx context.Context, client string) error {
+	ctx, cancel := context.WithTimeout(ctx, comparedWait)
+	defer cancel()
+	for {
+		if !c.places.Enter(ctx, client, comparedWaiting, func() { c.bus.obs.LimitReached("schema_places") }) {
+			return &Error{Code: CodeOverloaded, Msg: "too many payloads that take long to compare with their schemas wait on this hub: nothing was stored, try again"}
+		}
+		wait := c.owes(client)
+		if wait == 0 {
+			return nil
+		}
+		c.places.Leave(client)
+		if err := c.await(ctx, wait); err != nil {
+			return err
+		}
+	}
 }
 
 // charge takes time from the ration of a client, which may owe it.
@@ -94,18 +125,17 @@ func (c *comparing) charge(client string, took time.Duration) {
 	}
 }
 
-// await waits while a client owes time.
-func (c *comparing) await(ctx context.Context, client string, brief bool) error {
+// owes returns how long a client has to wait until it owes no time.
+func (c *comparing) owes(client string) time.Duration {
 	if owing := c.owing.Load(); owing == 0 || owing <= c.bus.clock.now() {
-		return nil
+		return 0
 	}
-	wait := c.time.Wait(client)
-	switch {
-	case wait == 0:
-		return nil
-	case brief:
-		return ErrLong
-	case wait <= comparedWait && c.bus.pause(ctx, wait) == nil:
+	return c.time.Wait(client)
+}
+
+// await waits for a client's ration.
+func (c *comparing) await(ctx context.Context, wait time.Duration) error {
+	if wait <= comparedWait && c.bus.pause(ctx, wait) == nil {
 		return nil
 	}
 	return &Error{Code: CodeRateLimited, Msg: "comparing this client's payloads with their schemas takes more time than it may: nothing was stored, slow down", Wait: wait}

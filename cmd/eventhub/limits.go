@@ -74,7 +74,7 @@ type limitFlags struct {
 	Settles            quota         `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
 	NewKeys            quota         `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
 	KeyShare           int           `env:"KEY_SHARE" default:"5000000" help:"Keys of compacted topics that a principal may create in 30 days through this hub."`
-	SchemaTime         time.Duration `env:"SCHEMA_TIME" default:"500ms" help:"Time of a processor in each second for which a principal may have payloads compared with schemas, and twice as much at once. Further publishes wait."`
+	SchemaTime         time.Duration `env:"SCHEMA_TIME" default:"500ms" help:"Time of a processor in each second for which a principal may have payloads compared with schemas, and 100 ms at once. Further publishes wait."`
 	PrincipalSchemas   int           `env:"PRINCIPAL_SCHEMAS" default:"500" help:"Versions of schemas that a principal may register."`
 	NewProcesses       quota         `env:"NEW_PROCESSES" default:"1/100000" placeholder:"RATE/BURST" help:"Processes, as keys of process.state, that a principal may create through this hub by its heartbeats, or off."`
 	TopicPublishes     quota         `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`

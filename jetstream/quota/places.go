@@ -60,6 +60,37 @@ func (p *Places) Enter(ctx context.Context, name string, limit int, waited func(
 	return true
 }
 
+// TryEnter takes a place if there is one at once. The caller calls Leave after a true.
+func (p *Places) TryEnter(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q := p.byName[name]
+	if q == nil {
+		q = &queue{places: make(chan struct{}, p.own)}
+	}
+	select {
+	case q.places <- struct{}{}:
+	default:
+		return false
+	}
+	select {
+	case p.all <- struct{}{}:
+	default:
+		<-q.places
+		return false
+	}
+	q.users++
+	p.byName[name] = q
+	return true
+}
+
+// Rest lets those of other names who wait have the caller's place, and returns when it has one
+// again. The caller has entered.
+func (p *Places) Rest() {
+	<-p.all
+	p.all <- struct{}{}
+}
+
 // into takes an element of a semaphore.
 func into(ctx context.Context, sem chan struct{}, waited func()) bool {
 	select {

@@ -14,10 +14,10 @@ const (
 	// maxSteps bounds the work of a payload. A step takes about 25 ns: a rule that meets a value,
 	// or as much of what a keyword has to do.
 	maxSteps = 1 << 21
-	// briefSteps bounds the work of Brief, and that of judges within a program.
-	briefSteps = 1 << 14
-	// briefBytes is the largest payload, in bytes, that Brief looks at.
-	briefBytes = 32 << 10
+	// bytesBrief is how many bytes of a payload there may be for a step that Brief may take.
+	bytesBrief = 2
+	// restEvery is how many steps are done without a rest.
+	restEvery = 1 << 13
 	// decoding is how many bytes of a payload are decoded in a step, and scanning how many a
 	// program reads.
 	decoding, scanning = 2, 8
@@ -38,6 +38,8 @@ const (
 // before it takes them, so that the bound holds for every keyword.
 type judge struct {
 	left    int    // steps
+	rest    func() // called about every restEvery steps; nil: it does not rest
+	restAt  int    // how many are left then
 	spent   string // "size" or "pattern" once there are too few
 	open    []*rule
 	start   int // of those in open that the value of the last one has met
@@ -60,8 +62,8 @@ type segment struct {
 // of several have none of their own.
 //
 // Where the steps are not enough, spent is more than these, and the violation says that.
-func (r *rule) judgement(v *value, steps int) (broken *Violation, spent int) {
-	j := judge{left: steps}
+func (r *rule) judgement(v *value, steps int, rest func()) (broken *Violation, spent int) {
+	j := judge{left: steps, rest: rest, restAt: steps - restEvery}
 	ok := j.takes(r, v)
 	switch spent = steps - j.left; {
 	case ok:
@@ -79,6 +81,10 @@ func (j *judge) takes(r *rule, v *value) bool { return j.meets(r, v, nil) && j.l
 func (j *judge) pay(steps int) bool {
 	if j.left -= steps; j.left < 0 && j.spent == "" {
 		j.spent = "size"
+	}
+	if j.left < j.restAt && j.rest != nil {
+		j.restAt = j.left - restEvery
+		j.rest()
 	}
 	return j.left >= 0
 }

@@ -40,6 +40,6 @@ func (p *Parts) Takes(pointer string, value any) (valid, known bool) {
 		return false, false
 	}
 	j := judge{left: maxSteps, quiet: 1}
-	valid = j.takes(r, decode(text))
+	valid = j.takes(r, decode(text, nil))
 	return valid, j.left >= 0
 }

@@ -410,14 +410,17 @@ func (n *node) matches(doc []byte, i, end int) bool {
 	return n.pattern.size*len(doc) <= matchingAStep*maxSteps && bytes.IndexByte(doc[i:end], '\\') < 0 && n.pattern.Match(doc[i:end])
 }
 
+// judgedAByte is how many steps judges within a program have for a byte of the payload.
+const judgedAByte = 4
+
 // judge is run by a judge, who has a share of the steps for the payload.
 func (n *node) judge(doc []byte, i int) int {
 	end := skip(doc, i)
 	if end < 0 {
 		return -1
 	}
-	j := judge{left: briefSteps * (end - i) / len(doc), quiet: 1}
-	if !j.takes(n.rule, decode(doc[i:end])) {
+	j := judge{left: min(BriefSteps, judgedAByte*len(doc)) * (end - i) / len(doc), quiet: 1}
+	if !j.takes(n.rule, decode(doc[i:end], nil)) {
 		return -1
 	}
 	return end

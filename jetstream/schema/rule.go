@@ -104,7 +104,7 @@ type set []value
 
 func newSet(values []any) set {
 	text, _ := json.Marshal(values)
-	all := append(set{}, decode(text).elements...)
+	all := append(set{}, decode(text, nil).elements...)
 	j := judge{left: math.MaxInt}
 	for i := range all {
 		j.sum(&all[i])

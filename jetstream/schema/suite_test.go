@@ -23,7 +23,7 @@ func says(t *testing.T, name string, schema, payload json.RawMessage, valid bool
 	if s.program != nil && s.program.accepts(payload) && !valid {
 		t.Errorf("%s: the program takes %s", name, payload)
 	}
-	if v := s.judge(payload); (v == nil) != valid {
+	if v := s.judge(payload, nil); (v == nil) != valid {
 		t.Errorf("%s: a judge says of %s: %v", name, payload, v)
 	}
 	if v := s.Validate(payload); (v == nil) != valid {

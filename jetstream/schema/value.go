@@ -53,11 +53,13 @@ type decoder struct {
 	containers []container
 	elements   []value
 	members    []member
+	rest       func()
+	done       int // containers counted, and values made
 }
 
-// decode returns the value of a valid JSON text.
-func decode(text []byte) *value {
-	d := decoder{text: string(text)}
+// decode returns the value of a valid JSON text. It calls rest, unless that is nil, as a judge does.
+func decode(text []byte, rest func()) *value {
+	d := decoder{text: string(text), rest: rest}
 	d.count()
 	v := d.value()
 	return &v
@@ -74,6 +76,7 @@ func (d *decoder) count() {
 			d.at--
 		case '{', '[':
 			n := 1
+			d.step()
 			d.at++
 			if next := d.next(); next == '}' || next == ']' {
 				n = 0
@@ -114,7 +117,15 @@ func (d *decoder) next() byte {
 	}
 }
 
+// step rests from time to time.
+func (d *decoder) step() {
+	if d.done++; d.done%(restEvery/2) == 0 && d.rest != nil {
+		d.rest()
+	}
+}
+
 func (d *decoder) value() value {
+	d.step()
 	switch d.next() {
 	case '{':
 		return d.object()
