@@ -20,6 +20,7 @@ import (
 var letterAttacks = []attack{
 	{name: "searches", scopes: []string{"*:attack.searches.**"}, run: attackSearches, like: permittedStarts},
 	{name: "letters", scopes: []string{"*:attack.letters.**"}, run: attackLetters, check: checkLetters},
+	{name: "letters published", scopes: []string{"publish:dlq.attack.**", "publish:attack.batches.**"}, run: attackPublishedLetters, like: permittedBatches, check: checkLetters},
 }
 
 // attackSearches fills a topic, and starts groups there after events that do not exist.
@@ -110,11 +111,25 @@ func attackLetters(ctx context.Context, a *attacker) {
 	a.report("%d events refused", refused.Load())
 }
 
+// attackPublishedLetters publishes dead letters itself.
+func attackPublishedLetters(ctx context.Context, a *attacker) { publishBatches(ctx, a, "dlq.attack.") }
+
+// permittedBatches publishes as many events that are no dead letters.
+func permittedBatches(ctx context.Context, a *attacker) { publishBatches(ctx, a, "attack.batches.") }
+
+func publishBatches(ctx context.Context, a *attacker, topics string) {
+	batch := strings.Repeat(`"`+strings.Repeat("x", 10_000)+`"`+"\n", 50)
+	a.crowd(ctx, 4, func(worker, _ int) {
+		a.ask(ctx, http.MethodPost, "/publish/"+topics+strconv.Itoa(worker), strings.NewReader(batch), "Content-Type", "application/x-ndjson")
+	})
+}
+
 // checkLetters has an event of somebody else fail: its dead letter does not wait behind those of
 // the attacker.
 func checkLetters(t *testing.T, f *floodedHub) {
 	t.Helper()
 	c := f.hub.dialWith(f.sign(t, "somebody", "*:somebody.**", "subscribe:dlq.somebody.**"))
+	defer c.Abort()
 	publishTo(t, c, "somebody.t", "1")
 	began, once := time.Now(), 1
 	if _, err := c.Subscribe(t.Context(), "somebody.t", "g", wire.SubscribeOptions{From: "earliest", MaxAttempts: &once}, func(e wire.Event) { _ = e.Nack("no", 0) }); err != nil {

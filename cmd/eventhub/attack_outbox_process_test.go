@@ -18,6 +18,7 @@ import (
 // outboxAttacks are those through POST /outbox, and on the keys of compacted topics.
 var outboxAttacks = []attack{
 	{name: "topics", scopes: []string{"publish:attack.topics.**"}, run: attackTopics, check: checkTopics},
+	{name: "topics of an operator", scopes: []string{"admin:attack.operators.**"}, run: attackOperators, check: checkOperators},
 	{name: "outbox", scopes: []string{"publish:attack.outbox"}, run: attackOutbox, like: permittedPosts, disk: 1100},
 	{name: "keys", scopes: []string{"publish:attack.keys"}, run: attackKeys, memory: 512, disk: 256},
 	{name: "removed keys", scopes: []string{"*:attack.removed"}, run: attackRemovedKeys, like: permittedKeys, memory: 512, disk: 256},
@@ -46,6 +47,26 @@ func checkTopics(t *testing.T, f *floodedHub) {
 	if n := made(); n > limit {
 		t.Errorf("%d topics were made, at most %d may be", n, limit)
 	}
+}
+
+// attackOperators makes ever new topics over the ops port.
+func attackOperators(ctx context.Context, a *attacker) {
+	var made, refused atomic.Int64
+	a.crowd(ctx, 16, func(w, round int) {
+		switch status, _ := askWith(ctx, a.token, http.MethodPut, fmt.Sprintf("%s/topics/attack.operators.%d.%d", a.ops, w, round), nil); status {
+		case http.StatusOK, http.StatusCreated:
+			made.Add(1)
+		case http.StatusTooManyRequests:
+			refused.Add(1)
+		}
+	})
+	a.report("%d topics, %d refused", made.Load(), refused.Load())
+}
+
+// checkOperators has somebody else make a topic.
+func checkOperators(t *testing.T, f *floodedHub) {
+	t.Helper()
+	publishTo(t, f.hub.dialWith(f.sign(t, "somebody", "*:somebody.**")), "somebody.new", "1")
 }
 
 // attackOutbox posts events of nearly the largest size, faster than they can be published, with ids

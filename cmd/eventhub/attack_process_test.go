@@ -138,7 +138,8 @@ type neighbour struct {
 	topic      string
 	stopped    chan struct{}
 	ended      chan struct{}
-	requests   requester
+	requests   paced // over HTTP
+	joins      paced
 	requesting sync.WaitGroup
 
 	mu    sync.Mutex
@@ -166,7 +167,13 @@ func startNeighbour(t *testing.T, f *floodedHub) *neighbour {
 		t.Fatal(err)
 	}
 	go n.run(publisher)
-	n.requesting.Go(func() { n.requests.run(f.hub.http, token, n.stopped) })
+	n.requesting.Go(func() {
+		n.requests.run(requestEvery, n.stopped, func(ctx context.Context, i int) error { return requestInTurn(ctx, f.hub.http, token, i) })
+	})
+	joiner := f.hub.dialWith(token)
+	n.requesting.Go(func() {
+		n.joins.run(joinEvery, n.stopped, func(ctx context.Context, _ int) error { return join(ctx, joiner) })
+	})
 	t.Cleanup(n.stop)
 	return n
 }

@@ -118,7 +118,7 @@ func TestAttacks(t *testing.T) {
 			for _, got := range []struct {
 				what      string
 				now, base latency
-			}{{"event", got.events, base.events}, {"request", got.requests, base.requests}} {
+			}{{"event", got.events, base.events}, {"request", got.requests, base.requests}, {"join", got.joins, base.joins}} {
 				if *attackFor >= attackTelling && got.now.p99 > attackFactor*max(got.base.p99, time.Millisecond) {
 					t.Errorf("the 99th percentile of the neighbour's %ss is over %d times that beside a permitted client: %v, %v", got.what, attackFactor, got.now, got.base)
 				}
@@ -144,6 +144,16 @@ func TestAttacksAtOnce(t *testing.T) {
 		t.Logf("try %d: somebody had to wait", try)
 	}
 	t.Logf("memory %d MiB before, %d at most; data %d MiB", memory, peak(), f.disk(t))
+	if *attackFor >= attackTelling {
+		began := time.Now()
+		for f.memory(t) > memory+memoryKept && time.Since(began) < memoryReturns {
+			f.pass(time.Second)
+		}
+		t.Logf("%d MiB, %v after the attacks", f.memory(t), time.Since(began).Round(time.Second))
+		if now := f.memory(t); now > memory+memoryKept {
+			t.Errorf("the hub has %d MiB %v after the attacks, and had %d before", now, memoryReturns, memory)
+		}
+	}
 	if !got.patient(2, base) {
 		t.Errorf("somebody had to wait each time: %v", got)
 	}

@@ -54,6 +54,8 @@ var attacks = slices.Concat(
 	groupAttacks,
 	letterAttacks,
 	tokenAttacks,
+	schemaAttacks,
+	strangerAttacks,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time
@@ -75,6 +77,10 @@ const (
 	// attackTries is how often an attack may be tried whose neighbour had to wait. Harm is done
 	// each time; a machine whose disk or cores stall for a second does not do so each time.
 	attackTries = 3
+	// memoryKept is the MiB that the hub may keep of what it grew by, memoryReturns after the end
+	// of all attacks.
+	memoryKept    = 100
+	memoryReturns = 5 * time.Minute
 )
 
 // newAttackedHub starts a hub with a topics file, an outbox, and a neighbour.
@@ -85,7 +91,7 @@ func newAttackedHub(t *testing.T) *floodedHub {
 	if err := os.WriteFile(topics, []byte(attackedTopics), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"), "--projector", "--limit-principal-held="+strconv.Itoa(heldByOne))
+	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"), "--projector", "--nats-listen=127.0.0.1:0", "--limit-principal-held="+strconv.Itoa(heldByOne))
 	f.dir, f.topics = filepath.Join(dir, "data"), topics
 	return f
 }
@@ -105,6 +111,8 @@ const attackedTopics = `topics:
     max_keys: 200000
   - topic: attack.outbox
     retention: {bytes: 32MiB}
+  - pattern: attack.schemas.*
+    schema: enforce
   - topic: attack.pages.kept
     retention: {messages: 100000}
     compaction: true
@@ -127,12 +135,12 @@ func (f *floodedHub) restart(t *testing.T) {
 	}
 }
 
-// times are how long the neighbour's events and requests took beside an attack, and what others
-// did, which may take twice as long.
-type times struct{ events, requests, others latency }
+// times are how long the neighbour's events, requests and joins took beside an attack, and what
+// others did, which may take twice as long.
+type times struct{ events, requests, joins, others latency }
 
 func (l times) String() string {
-	return fmt.Sprintf("events %v; requests %v; others %v", l.events, l.requests, l.others)
+	return fmt.Sprintf("events %v; requests %v; joins %v; others %v", l.events, l.requests, l.joins, l.others)
 }
 
 // patient reports whether nobody waited for longer than factor times what the neighbour bears. On a
@@ -142,7 +150,7 @@ func (l times) patient(factor int, permitted times) bool {
 		return time.Duration(factor) * max(neighbourPatience, attackFactor*beside.p99)
 	}
 	return l.events.p99 <= bears(permitted.events) && l.requests.p99 <= bears(permitted.requests) &&
-		l.others.p99 <= 2*bears(permitted.requests)
+		l.joins.p99 <= bears(permitted.joins) && l.others.p99 <= 2*bears(permitted.requests)
 }
 
 // under runs attacks in one process for a while.
@@ -152,8 +160,8 @@ func (f *floodedHub) under(t *testing.T, d time.Duration, all ...attack) (got ti
 	for i, a := range all {
 		plans[i] = attackPlan{Name: a.name, Token: f.sign(t, "attacker-"+strings.ReplaceAll(strings.TrimSuffix(a.name, likeSuffix), " ", "-"), a.scopes...)}
 	}
-	p := startAttackers(t, attackTarget{WS: f.hub.url, HTTP: f.hub.http, Ops: f.hub.ops, Plans: plans})
-	requested := f.neighbour.requests.mark()
+	p := startAttackers(t, attackTarget{WS: f.hub.url, HTTP: f.hub.http, Ops: f.hub.ops, NATS: f.hub.nats, Plans: plans})
+	requested, joined := f.neighbour.requests.mark(), f.neighbour.joins.mark()
 	got.events = f.neighbour.during(func() {
 		beside := func(*testing.T, *floodedHub, time.Duration) latency {
 			f.pass(d)
@@ -167,6 +175,7 @@ func (f *floodedHub) under(t *testing.T, d time.Duration, all ...attack) (got ti
 		got.others = beside(t, f, d)
 	})
 	got.requests = f.neighbour.requests.since(t, requested)
+	got.joins = f.neighbour.joins.since(t, joined)
 	used := p.stop()
 	t.Logf("%v; attackers used %.2f of a core", got, used)
 	return got
@@ -198,8 +207,9 @@ type attackPlan struct{ Name, Token string }
 
 // attackTarget is what an attackers' process attacks.
 type attackTarget struct {
-	WS, HTTP, Ops string
-	Plans         []attackPlan
+	WS, HTTP, Ops, NATS string
+
+	Plans []attackPlan
 }
 
 // attackers is a process that attacks. It is stopped whenever it has had more than its share of a
@@ -319,7 +329,7 @@ func attackProcess() {
 			}
 		}
 		wg.Go(func() {
-			run(ctx, &attacker{name: plan.Name, token: plan.Token, ws: target.WS, http: target.HTTP, ops: target.Ops})
+			run(ctx, &attacker{name: plan.Name, token: plan.Token, ws: target.WS, http: target.HTTP, ops: target.Ops, nats: target.NATS})
 		})
 	}
 	wg.Wait()
@@ -327,9 +337,9 @@ func attackProcess() {
 
 // attacker is one attack in the attackers' process.
 type attacker struct {
-	name          string
-	token         string
-	ws, http, ops string // URLs of the hub
+	name                string
+	token               string
+	ws, http, ops, nats string // URLs of the hub
 }
 
 // report writes a line to the test's log.
@@ -415,20 +425,53 @@ func permittedLoad(ctx context.Context, a *attacker) {
 	}
 }
 
-// requester is the neighbour's use of the HTTP API: it publishes, posts to the outbox, stores a key
-// and reads it again.
-type requester struct {
+// requestEvery and joinEvery are the pace of the neighbour's requests and joins.
+const (
+	requestEvery = 25 * time.Millisecond
+	joinEvery    = 400 * time.Millisecond
+)
+
+// requestInTurn is the neighbour's use of the HTTP API: it publishes, posts to the outbox, stores a key
+// and reads it again, in turn.
+func requestInTurn(ctx context.Context, hub, token string, i int) error {
+	var status int
+	var answer string
+	switch n := strconv.Itoa(i); i % 4 {
+	case 0:
+		status, answer = askWith(ctx, token, http.MethodPost, hub+"/publish/neighbour.http", strings.NewReader(n))
+	case 1:
+		status, answer = askWith(ctx, token, http.MethodPost, hub+"/outbox/neighbour.outbox", strings.NewReader(n), "Event-Id", "order-"+n)
+	case 2:
+		status, answer = askWith(ctx, token, http.MethodPost, hub+"/publish/neighbour.kept", strings.NewReader(n), "Event-Key", strconv.Itoa(i%100))
+	case 3:
+		status, answer = askWith(ctx, token, http.MethodGet, hub+"/snap/neighbour.kept/"+strconv.Itoa((i-1)%100), nil)
+	}
+	if status/100 != 2 {
+		return fmt.Errorf("request %d: %d %.300s", i, status, answer)
+	}
+	return nil
+}
+
+// join is the neighbour's coming to a group, and its going.
+func join(ctx context.Context, c *wire.Conn) error {
+	sub, err := c.Subscribe(ctx, "neighbour.joined", "g", wire.SubscribeOptions{}, func(wire.Event) {})
+	if err != nil {
+		return fmt.Errorf("join: %w", err)
+	}
+	return sub.Unsubscribe(ctx)
+}
+
+// paced is what the neighbour does at a steady pace, one after the other, and how long each took.
+type paced struct {
 	mu    sync.Mutex
 	took  []time.Duration
 	fault error
 	marks int // measurements that have begun
 }
 
-const requestEvery = 25 * time.Millisecond
-
-// run sends a request every requestEvery until stopped is closed. One that takes longer delays the
+// run calls do at each tick of every until stopped is closed. A call that takes longer delays the
 // next, whose time counts from when it was due, until a mark ends the delay.
-func (r *requester) run(hub, token string, stopped <-chan struct{}) {
+func (p *paced) run(every time.Duration, stopped <-chan struct{}, do func(ctx context.Context, i int) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
@@ -439,62 +482,51 @@ func (r *requester) run(hub, token string, stopped <-chan struct{}) {
 		}
 	}()
 	marks := 0
-	for i, due := 0, time.Now(); ; i, due = i+1, due.Add(requestEvery) {
-		r.mu.Lock()
-		if marks != r.marks {
-			marks, due = r.marks, time.Now()
+	for i, due := 0, time.Now(); ; i, due = i+1, due.Add(every) {
+		p.mu.Lock()
+		if marks != p.marks {
+			marks, due = p.marks, time.Now()
 		}
-		r.mu.Unlock()
+		p.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(time.Until(due)):
 		}
-		var status int
-		var answer string
-		switch n := strconv.Itoa(i); i % 4 {
-		case 0:
-			status, answer = askWith(ctx, token, http.MethodPost, hub+"/publish/neighbour.http", strings.NewReader(n))
-		case 1:
-			status, answer = askWith(ctx, token, http.MethodPost, hub+"/outbox/neighbour.outbox", strings.NewReader(n), "Event-Id", "order-"+n)
-		case 2:
-			status, answer = askWith(ctx, token, http.MethodPost, hub+"/publish/neighbour.kept", strings.NewReader(n), "Event-Key", strconv.Itoa(i%100))
-		case 3:
-			status, answer = askWith(ctx, token, http.MethodGet, hub+"/snap/neighbour.kept/"+strconv.Itoa((i-1)%100), nil)
-		}
+		err := do(ctx, i)
 		if ctx.Err() != nil {
 			return
 		}
-		r.mu.Lock()
-		if marks == r.marks {
-			r.took = append(r.took, max(time.Since(due), 1))
+		p.mu.Lock()
+		if marks == p.marks {
+			p.took = append(p.took, max(time.Since(due), 1))
 		}
-		if status/100 != 2 && r.fault == nil {
-			r.fault = fmt.Errorf("request %d: %d %.300s", i, status, answer)
+		if p.fault == nil {
+			p.fault = err
 		}
-		r.mu.Unlock()
+		p.mu.Unlock()
 	}
 }
 
 // mark begins a measurement, which what was late before has no part in.
-func (r *requester) mark() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.marks++
-	return len(r.took)
+func (p *paced) mark() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.marks++
+	return len(p.took)
 }
 
-func (r *requester) since(t *testing.T, from int) latency {
+func (p *paced) since(t *testing.T, from int) latency {
 	t.Helper()
 	waitFor(t, "the neighbour's requests are answered", func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.fault != nil || len(r.took) > from
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.fault != nil || len(p.took) > from
 	})
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.fault != nil {
-		t.Fatalf("the neighbour: %v", r.fault)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fault != nil {
+		t.Fatalf("the neighbour: %v", p.fault)
 	}
-	return latencyOf(slices.Clone(r.took[from:]))
+	return latencyOf(slices.Clone(p.took[from:]))
 }

@@ -1,0 +1,82 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// schemaAttacks are those by payloads that take long to compare with their schemas.
+var schemaAttacks = []attack{
+	{name: "comparisons", scopes: []string{"publish:attack.schemas.**", "schema:attack.schemas.**"}, run: attackComparisons, like: permittedComparisons},
+}
+
+// comparedSlowly are schemas, and a payload for each that takes long to compare with it.
+var comparedSlowly = func() (all []struct{ schema, payload string }) {
+	add := func(schema, payload string) { all = append(all, struct{ schema, payload string }{schema, payload}) }
+
+	var branches []string
+	for i := range 61 {
+		branches = append(branches, fmt.Sprintf(`{"items":{"properties":{"a":{"const":%d}},"required":["a"]}}`, i))
+	}
+	add(`{"anyOf":[`+strings.Join(branches, ",")+`]}`, "["+strings.Repeat(`{"b":1,"a":60},`, 4000)+`{"a":61}]`)
+
+	var numbers []string
+	for i := range 30_000 {
+		numbers = append(numbers, strconv.Itoa(i))
+	}
+	add(`{"items":{"enum":[`+strings.Join(numbers, ",")+`]}}`, "["+strings.Repeat("0.5e1,", 500)+"0.5]")
+
+	add(`{"uniqueItems":true}`, "["+strings.Repeat(strings.Repeat("[", 50)+strings.Repeat("]", 50)+",", 9_000)+"1]")
+	return all
+}()
+
+// attackComparisons publishes such payloads, 64 at a time.
+func attackComparisons(ctx context.Context, a *attacker) {
+	a.registerSchemas(ctx)
+	var compared, refused atomic.Int64
+	a.crowd(ctx, 64, func(worker, _ int) {
+		i := worker % len(comparedSlowly)
+		switch status, _ := a.ask(ctx, http.MethodPost, "/publish/attack.schemas."+strconv.Itoa(i), strings.NewReader(comparedSlowly[i].payload)); status {
+		case http.StatusOK, http.StatusUnprocessableEntity:
+			compared.Add(1)
+		case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+			refused.Add(1)
+		}
+	})
+	a.report("%d payloads compared, %d refused", compared.Load(), refused.Load())
+}
+
+// permittedComparisons publishes payloads that take half of its ration of time to compare, one
+// after the other.
+func permittedComparisons(ctx context.Context, a *attacker) {
+	a.registerSchemas(ctx)
+	payload := "[" + strings.Repeat(`{"b":1,"a":60},`, 200) + `{"a":61}]`
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		<-tick.C
+		a.ask(ctx, http.MethodPost, "/publish/attack.schemas.0", strings.NewReader(payload))
+	}
+}
+
+// registerSchemas registers the schemas of comparedSlowly.
+func (a *attacker) registerSchemas(ctx context.Context) {
+	for i, s := range comparedSlowly {
+		body, err := json.Marshal(map[string]any{"schema": json.RawMessage(s.schema)})
+		if err != nil {
+			panic(err)
+		}
+		status, answer := a.ask(ctx, http.MethodPost, "/schemas/attack.schemas."+strconv.Itoa(i), strings.NewReader(string(body)))
+		if status/100 != 2 && ctx.Err() == nil {
+			a.report("schema %d: %d %.300s", i, status, answer)
+		}
+	}
+}
