@@ -431,8 +431,8 @@ const (
 	joinEvery    = 400 * time.Millisecond
 )
 
-// requestInTurn is the neighbour's use of the HTTP API: it publishes, posts to the outbox, stores a key
-// and reads it again, in turn.
+// requestInTurn is the neighbour's use of the HTTP API, in turn: it publishes, posts to the outbox,
+// stores a key, and reads it again.
 func requestInTurn(ctx context.Context, hub, token string, i int) error {
 	var status int
 	var answer string

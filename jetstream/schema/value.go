@@ -57,7 +57,8 @@ type decoder struct {
 	done       int // containers counted, and values made
 }
 
-// decode returns the value of a valid JSON text. It calls rest, unless that is nil, as a judge does.
+// decode returns the value of a valid JSON text. It calls rest as often as a judge
+// does, unless rest is nil.
 func decode(text []byte, rest func()) *value {
 	d := decoder{text: string(text), rest: rest}
 	d.count()
