@@ -56,6 +56,7 @@ var attacks = slices.Concat(
 	tokenAttacks,
 	schemaAttacks,
 	strangerAttacks,
+	nativeAttacks,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time
@@ -92,6 +93,7 @@ func newAttackedHub(t *testing.T) *floodedHub {
 		t.Fatal(err)
 	}
 	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"), "--projector", "--nats-listen=127.0.0.1:0", "--limit-principal-held="+strconv.Itoa(heldByOne))
+	fillNatively(t, f)
 	f.dir, f.topics = filepath.Join(dir, "data"), topics
 	return f
 }

@@ -202,6 +202,19 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 			t.Errorf("64 KiB of headers: %v", err)
 		}
 	},
+	"fields of requests": func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		publishTo(t, n.hub, "asked", "1")
+		_, js := dialNative(t, n.url, scoped(t, "reader", "subscribe:asked"))
+		s, err := js.Stream(t.Context(), "asked")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.Info(t.Context(), natsjs.WithSubjectFilter(">"))
+		if api, ok := errors.AsType[*natsjs.APIError](err); !ok || api.ErrorCode != 10025 {
+			t.Errorf("all subjects of a stream: %v", err)
+		}
+	},
 	"headers that remove or make events": func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		for name, value := range map[string]string{"Nats-Rollup": "all", "Nats-TTL": "1s", "Nats-Schedule": "@at 2030-01-01T00:00:00Z", "Nats-Incr": "+1"} {

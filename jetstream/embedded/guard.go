@@ -376,6 +376,13 @@ func (c *guarded) up(client io.ReadWriter, connect func() (net.Conn, error)) err
 			if state == guardMore {
 				break
 			}
+			if state == guardRefused {
+				if _, err := server.Write(lines.instead); err != nil {
+					return err
+				}
+				done += lines.refused
+				continue
+			}
 			if state == guardConnected {
 				select {
 				case <-c.admitted:

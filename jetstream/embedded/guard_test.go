@@ -3,6 +3,7 @@ package embedded
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -33,7 +34,19 @@ func TestGuardLines(t *testing.T) {
 		{"PUB a 17\r\nPUB a other 1\r\nx\r\n\r\n", "PUB a 17\r\nPUB a other 1\r\nx\r"},
 		{"PUB a 1\r\nxPUB a other 1\r\nx\r\n", "PUB a 1\r\nx"},
 		{"PUB a 1\r\nx\nPUB a other 1\r\nx\r\n", "PUB a 1\r\nx"},
+		// requests that read as much as they like are replaced, whole and once
+		{"PUB $JS.API.STREAM.INFO.s in.x 0\r\n\r\nPUB $JS.API.STREAM.INFO.s in.x 2\r\n{}\r\nPING\r\n", same},
+		{"PUB $JS.API.STREAM.INFO.s in.x 23\r\n{\"subjects_filter\":\">\"}\r\nPING\r\n", refusal("$JS.API.STREAM.INFO.s in.x", "subjects_filter") + "PING\r\n"},
+		{"hpub\t$JS.API.DIRECT.GET.s \t other 12 23 \nNATS/1.0\r\n\r\n{\"batch\":9}\r\nPING\r\n", refusal("$JS.API.DIRECT.GET.s ", "batch") + "PING\r\n"},
+		{"HPUB $JS.API.DIRECT.GET.s in.x 12 21\r\nNATS/1.0\r\n\r\n{\"seq\":1}\r\n", same},
+		{"PUB $JS.API.DIRECT.GET.s.a.* in.x 0\r\n\r\n", refusal("$JS.API.DIRECT.GET.s.a.* in.x", "a pattern of subjects")},
+		{"PUB $JS.API.STREAM.MSG.GET.s in.x 9\r\n{\"x\\n\":1}\r\n", refusal("$JS.API.STREAM.MSG.GET.s in.x", "x\\n")},
+		{"PUB $JS.API.STREAM.MSG.GET.s in.x 1\r\n{\r\n", refusal("$JS.API.STREAM.MSG.GET.s in.x", "anything but one JSON object")},
+		{"PUB $JS.API.STREAM.MSG.GET.s in.x 9\r\n{\"seq\":1}x\nPING\r\n", "PUB $JS.API.STREAM.MSG.GET.s in.x 9\r\n{\"seq\":1}"},
+		{"PUB $JS.API.STREAM.MSG.GET.s in.x 99999\r\n{", ""},
 		// what the server would read in another way, or not at all
+		{"HPUB a 13 12\r\nNATS/1.0\r\n\r\n\r\n", ""},
+		{"HPUB a x 12\r\nNATS/1.0\r\n\r\n\r\n", ""},
 		{"PUB \na other 1\r\nx\r\n", ""},
 		{"PUB \r\na other 1\r\nx\r\n", ""},
 		{"SUB \nPUB a other 1\r\nx\r\n", ""},
@@ -87,6 +100,12 @@ func TestGuardLines(t *testing.T) {
 	}
 }
 
+// refusal is what the server gets for a request that asks for too much. what is as in JSON.
+func refusal(subjects, what string) string {
+	body := `{"native clients may not ask for ` + what + `":0}.`
+	return fmt.Sprintf("PUB %s %d\r\n%s\r\n", subjects, len(body), body)
+}
+
 // guardAll passes data in pieces through guardLines with the inbox "in.", and returns what passes.
 func guardAll(data []byte, size int) string {
 	var lines guardLines
@@ -101,6 +120,11 @@ func guardAll(data []byte, size int) string {
 			held = held[passed:]
 			if state == guardMalformed {
 				return out.String()
+			}
+			if state == guardRefused {
+				out.Write(lines.instead)
+				held = held[lines.refused:]
+				continue
 			}
 			if state == guardConnected {
 				lines.inbox = []byte("in.")

@@ -16,6 +16,7 @@ const (
 	guardMore      guardState = iota // more bytes are needed
 	guardConnected                   // CONNECT has passed, and the client must be admitted
 	guardMalformed                   // the client must be disconnected
+	guardRefused                     // instead must be sent in place of the next bytes
 )
 
 // guardLines reads the protocol of a client. It passes only what it and the server read the same
@@ -27,6 +28,16 @@ type guardLines struct {
 	connected bool
 	payload   int // bytes of the payload that are to come
 	ending    int // bytes of the line end after the payload that are to come
+
+	// instead is what the server gets for the next refused bytes, after guardRefused.
+	instead []byte
+	refused int
+}
+
+// guardMessage is the line of a message.
+type guardMessage struct {
+	subject, reply []byte // subject is nil in other lines
+	headers, size  int    // of the headers, and of headers and body
 }
 
 // pass returns how many bytes may pass to the server, and what follows. It overwrites reply
@@ -56,8 +67,25 @@ func (g *guardLines) pass(data []byte) (passed int, state guardState) {
 			return passed, guardMore
 		}
 		first := !g.connected
-		if !g.line(bytes.TrimSuffix(rest[:end], []byte{'\r'})) {
+		var m guardMessage
+		if !g.line(bytes.TrimSuffix(rest[:end], []byte{'\r'}), &m) {
 			return passed, guardMalformed
+		}
+		if len(g.inbox) > 0 && bodyCounts(m.subject) {
+			whole := end + 1 + m.size + len("\r\n")
+			switch {
+			case m.size > maxRequest:
+				return passed, guardMalformed
+			case len(rest) < whole:
+				return passed, guardMore
+			}
+			if what := refusedRequest(m.subject, rest[end+1+m.headers:whole-len("\r\n")]); what != "" {
+				g.instead, g.refused = m.refusal(what), whole
+				return passed, guardRefused
+			}
+		}
+		if m.subject != nil {
+			g.payload, g.ending = m.size, 2
 		}
 		passed += end + 1
 		if first {
@@ -68,7 +96,7 @@ func (g *guardLines) pass(data []byte) (passed int, state guardState) {
 }
 
 // line reads a line, and reports whether it may pass.
-func (g *guardLines) line(line []byte) bool {
+func (g *guardLines) line(line []byte, m *guardMessage) bool {
 	var fields [6][]byte
 	n, start := 0, -1
 	for i, b := range line {
@@ -106,10 +134,12 @@ func (g *guardLines) line(line []byte) bool {
 		g.connected = named(name, "CONNECT") && n > 1 && fields[1][0] == '{'
 		return g.connected
 	case named(name, "PUB") && (n == 3 || n == 4):
-		return g.message(fields[1:n])
+		return g.message(m, fields[1:n])
 	case named(name, "HPUB") && (n == 4 || n == 5):
+		var ok bool
+		m.headers, ok = sizeOf(fields[n-2])
 		fields[n-2] = fields[n-1] // what remains is as of PUB
-		return g.message(fields[1 : n-1])
+		return ok && g.message(m, fields[1:n-1]) && m.headers <= m.size
 	case named(name, "SUB"):
 		return n == 3 || n == 4
 	case named(name, "UNSUB"):
@@ -134,23 +164,33 @@ func named(word []byte, name string) bool {
 
 // message reads the arguments of a message without the size of its headers: subject, reply subject
 // if any, and size.
-func (g *guardLines) message(args [][]byte) bool {
-	size := args[len(args)-1]
-	if len(size) > maxSizeDigits {
+func (g *guardLines) message(m *guardMessage, args [][]byte) (ok bool) {
+	if m.size, ok = sizeOf(args[len(args)-1]); !ok {
 		return false
 	}
-	n := 0
-	for _, b := range size {
+	m.subject = args[0]
+	if len(args) < 3 {
+		return true
+	}
+	if m.reply = args[1]; len(g.inbox) > 0 && !bytes.HasPrefix(m.reply, g.inbox) {
+		for i := range m.reply {
+			m.reply[i] = ' '
+		}
+		m.reply = nil
+	}
+	return true
+}
+
+// sizeOf reads a size as the server does.
+func sizeOf(digits []byte) (n int, ok bool) {
+	if len(digits) > maxSizeDigits {
+		return 0, false
+	}
+	for _, b := range digits {
 		if b < '0' || b > '9' {
-			return false
+			return 0, false
 		}
 		n = 10*n + int(b-'0')
 	}
-	g.payload, g.ending = n, 2
-	if reply := args[1:]; len(reply) > 1 && len(g.inbox) > 0 && !bytes.HasPrefix(reply[0], g.inbox) {
-		for i := range reply[0] {
-			reply[0][i] = ' '
-		}
-	}
-	return true
+	return n, true
 }
