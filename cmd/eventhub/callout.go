@@ -67,6 +67,7 @@ func (h *hub) prepareCallouts() error {
 	}
 	h.answers = &jetstream.CalloutConfig{Issuer: issuer.Seed, XKey: xkey.Seed, HubAccount: embedded.HubAccount, Account: embedded.HubAccount, Guarded: h.cmd.Isolation == "on"}
 	h.cmd.strangers, h.cmd.limitReached = h.cmd.Unauthenticated, h.metrics.LimitReached
+	h.cmd.rates = h.cmd.native(h.metrics.LimitReached)
 	h.cmd.callout = &embedded.Callout{Issuer: issuer.Public, XKey: xkey.Public, System: jetstream.KickSubject, Guarded: h.cmd.Isolation == "on"}
 	return nil
 }

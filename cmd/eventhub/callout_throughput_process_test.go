@@ -22,15 +22,16 @@ var (
 )
 
 // TestNativeThroughput publishes and pulls natively at two hubs, with and without isolation, in
-// turns: with the permissions of a JWT, and with the full access of the hub's own token. It gives
-// the ratios; run it with more events and pairs to measure.
+// turns: with the permissions of a JWT, below the rates, and with the full access of the hub's own
+// token. It gives the ratios; run it with more events and pairs to measure.
 func TestNativeThroughput(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*patience)
 	defer cancel()
 	hubs := make(map[string]*node)
 	for _, isolation := range []string{"off", "on"} {
-		hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t), "--nats-isolation="+isolation)
+		hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t), "--nats-isolation="+isolation,
+			"--limit-native-messages=1000000000", "--limit-native-bytes=1000000000", "--limit-settles=1000000000")
 		maker := hub.dial()
 		if _, err := maker.Subscribe(ctx, "load", "g", wire.SubscribeOptions{From: "earliest"}, func(wire.Event) {}); err != nil {
 			t.Fatal(err)

@@ -57,8 +57,10 @@ type busFlags struct {
 	tls *tls.Config
 	// callout is how the embedded server asks about native clients; set with NATSListen.
 	callout *embedded.Callout
-	// clients and strangers bound the native clients, and limitReached is told; set with callout.
+	// clients, strangers and rates bound the native clients, and limitReached is told; set with
+	// callout.
 	clients, strangers int
+	rates              embedded.Rates
 	limitReached       func(limit string)
 }
 
@@ -322,7 +324,7 @@ func (f busFlags) embed(ctx context.Context, log *slog.Logger) (*embedded.Server
 	if f.memory {
 		own.DataDir = ""
 	}
-	own.Callout, own.Clients, own.Strangers, own.LimitReached = f.callout, f.clients, f.strangers, f.limitReached
+	own.Callout, own.Clients, own.Strangers, own.Rates, own.LimitReached = f.callout, f.clients, f.strangers, f.rates, f.limitReached
 	own.SyncInterval, own.SyncAlways, _ = f.sync()
 	server, err := embedded.Start(ctx, own)
 	switch {

@@ -9,6 +9,8 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/embedded"
+	ration "eventhub/jetstream/quota"
 )
 
 // limitFlags limit what clients may do. Each time a limit applies, eventhub_limit_reached_total
@@ -71,7 +73,10 @@ type limitFlags struct {
 	PrincipalOutboxBytes   int   `env:"PRINCIPAL_OUTBOX_BYTES" placeholder:"BYTES" help:"Bytes of these events. Default: half of all."`
 
 	Frames             quota         `env:"FRAMES" default:"10000/2000" placeholder:"RATE/BURST" help:"Frames per connection except ACK, NACK and MODACK: per second, and at once."`
-	Settles            quota         `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection."`
+	Settles            quota         `env:"SETTLES" default:"200000/20000" placeholder:"RATE/BURST" help:"ACK, NACK and MODACK per connection, and acknowledgements of a principal's native clients."`
+	NativeMessages     quota         `env:"NATIVE_MESSAGES" default:"10000/2000" placeholder:"RATE/BURST" help:"Messages of a principal's native clients, except acknowledgements: per second, and at once; or off. Further ones wait."`
+	NativeRequests     quota         `env:"NATIVE_REQUESTS" default:"1000/2000" placeholder:"RATE/BURST" help:"Requests of a principal's native clients to the NATS server, except pulls: per second, and at once; or off. Further ones wait."`
+	NativeBytes        quota         `env:"NATIVE_BYTES" default:"134217728/268435456" placeholder:"RATE/BURST" help:"Bytes that a principal's native clients send: per second, and at once; or off. Further ones wait."`
 	NewKeys            quota         `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
 	KeyShare           int           `env:"KEY_SHARE" default:"5000000" help:"Keys of compacted topics that a principal may create in 30 days through this hub."`
 	SchemaTime         time.Duration `env:"SCHEMA_TIME" default:"500ms" help:"Time of a processor in each second for which a principal may have payloads compared with schemas, and 100 ms at once. Further publishes wait."`
@@ -261,6 +266,18 @@ func (f limitFlags) facade() facade.Limits {
 	return l
 }
 
+// native returns the rates of native clients. limitReached is called when more principals use them
+// at a time than there may be connections.
+func (f limitFlags) native(limitReached func(limit string)) embedded.Rates {
+	rate := func(q quota) *ration.Set {
+		if q == (quota{}) {
+			return nil
+		}
+		return ration.New(float64(q.rate), q.burst, f.Connections, func() { limitReached("quotas") })
+	}
+	return embedded.Rates{Messages: rate(f.NativeMessages), Requests: rate(f.NativeRequests), Settles: rate(f.Settles), Bytes: rate(f.NativeBytes)}
+}
+
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
@@ -295,7 +312,7 @@ func (f limitFlags) lines() [][2]string {
 		{"", fmt.Sprintf("streams %d, of one principal %s; pulls %d, of one principal %s", f.Streams, or(f.PrincipalStreams, "a quarter of them"), f.Pulls, or(f.PrincipalPulls, "a quarter of them"))},
 		{"", fmt.Sprintf("broadcast topics %d, of one principal %s; %d of their events are kept, %d bytes, and %d bytes of all topics; a broadcast begins at most %d events behind the end; events that are read for broadcasts of a principal that are behind %v; %d names are kept for presence", f.Tails, or(f.PrincipalTails, "a quarter of them"), f.RingFrames, f.RingBytes, f.RingTotal, f.CatchUp, f.CatchUpRate, f.Presence)},
 		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
-		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes)},
+		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v; of a principal's native clients, messages %v, requests %v, bytes %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes, f.NativeMessages, f.NativeRequests, f.NativeBytes)},
 		{"", fmt.Sprintf("topics %d, of one principal %s, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes, of an ordered group %d; %d pages of %d bytes, %d exports at a time", f.Topics, or(f.PrincipalTopics, "a quarter of them"), f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.OrderedWindow, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
 		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},

@@ -85,6 +85,39 @@ func triesOfTokens(limit, flag string) func(*testing.T, *nativeClient) {
 	}
 }
 
+// triesOfRate is the try of a native client that takes half a second more of a rate than there is.
+func triesOfRate(limit, rate string, try func(*testing.T, *nativeClient)) func(*testing.T, *nativeClient) {
+	return func(t *testing.T, _ *nativeClient) {
+		t.Helper()
+		hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t), rate)
+		nativeGroup(t, &nativeClient{hub: hub.dial(), js: full(t, hub)}, "rated")
+		nc, js := dialNative(t, hub.nats, scoped(t, "client", "*:rated"))
+		other, _ := dialNative(t, hub.nats, scoped(t, "other", "*:rated"))
+		began := time.Now()
+		try(t, &nativeClient{nc: nc, js: js})
+		if err := nc.FlushTimeout(patience); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took < time.Second/2 {
+			t.Errorf("what is half a second over the rate took %v", took)
+		}
+		if metricOf(t, hub, `eventhub_limit_reached_total{limit="`+limit+`"}`) < 1 {
+			t.Errorf("%s is not reached", limit)
+		}
+		began = time.Now()
+		if err := other.FlushTimeout(patience); err != nil || time.Since(began) > time.Second/2 {
+			t.Errorf("another principal waits for %v: %v", time.Since(began), err)
+		}
+	}
+}
+
+// full is what the hub's own token may do natively.
+func full(t *testing.T, hub *node) natsjs.JetStream {
+	t.Helper()
+	_, js := dialNative(t, hub.nats, nodeToken)
+	return js
+}
+
 var nativeInFlight = flag.Bool("native.inflight", false, "have as many events in flight in TestBoundsOfNativeClients as the server allows; by default its setting is read")
 
 // streamGroups is STREAM_GROUPS of the hub of TestBoundsOfNativeClients.
@@ -136,6 +169,51 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 	},
 	"BAD_TOKENS":   triesOfTokens("bad_tokens", "--limit-bad-tokens=1/1"),
 	"TOKEN_CHECKS": triesOfTokens("token_checks", "--limit-token-checks=1/1"),
+	"NATIVE_MESSAGES": triesOfRate("native_messages", "--limit-native-messages=100/10", func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		for range 60 {
+			if err := n.nc.Publish("event.rated", nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}),
+	"NATIVE_REQUESTS": triesOfRate("native_requests", "--limit-native-requests=20/5", func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		for range 15 {
+			if _, err := n.js.Stream(t.Context(), "rated"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}),
+	"NATIVE_BYTES": triesOfRate("native_bytes", "--limit-native-bytes=1000000/100000", func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		for range 6 {
+			if err := n.nc.Publish("event.rated", make([]byte, 100_000)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}),
+	"SETTLES": triesOfRate("native_settles", "--limit-settles=20/5", func(t *testing.T, n *nativeClient) {
+		t.Helper()
+		for range 15 {
+			if _, err := n.js.Publish(t.Context(), "event.rated", nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		group, err := n.js.Consumer(t.Context(), "rated", "g")
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch, err := group.Fetch(15, natsjs.FetchMaxWait(patience))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for m := range batch.Messages() {
+			if err := m.Ack(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}),
 	"`max_payload` of the server": func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		if got := n.nc.MaxPayload(); got != 4<<20 {

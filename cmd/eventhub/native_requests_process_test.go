@@ -4,10 +4,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -126,5 +129,46 @@ func TestNativeRequestsThatCostTooMuch(t *testing.T) {
 	}
 	if all, err := stream.Info(ctx, natsjs.WithSubjectFilter(">")); err != nil || len(all.State.Subjects) != 3 {
 		t.Errorf("all subjects: %+v, %v", all, err)
+	}
+}
+
+// TestNativeRatesOfAPrincipal has two connections of a principal send more than its rate. The hub
+// reads both more slowly and ends neither. Another principal, and the hub's own token, wait for
+// nothing meanwhile.
+func TestNativeRatesOfAPrincipal(t *testing.T) {
+	t.Parallel()
+	const rate, burst, each = 500, 10, 500
+	hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t), fmt.Sprintf("--limit-native-messages=%d/%d", rate, burst))
+	token := scoped(t, "one", "publish:load")
+	var done sync.WaitGroup
+	began := time.Now()
+	for range 2 {
+		nc, _ := dialNative(t, hub.nats, token)
+		for range each {
+			if err := nc.Publish("event.load", []byte("1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		done.Go(func() {
+			if err := nc.FlushTimeout(2 * patience); err != nil || nc.Reconnects > 0 {
+				t.Errorf("%v, %d reconnects", err, nc.Reconnects)
+			}
+		})
+	}
+	for name, token := range map[string]string{"another principal": scoped(t, "two", "publish:load"), "the hub's own token": nodeToken} {
+		nc, _ := dialNative(t, hub.nats, token)
+		came := time.Now()
+		for range map[string]int{"another principal": burst / 2, "the hub's own token": 4 * each}[name] {
+			if err := nc.Publish("event.load", []byte("1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := nc.FlushTimeout(patience); err != nil || time.Since(came) > slowdown*time.Second {
+			t.Errorf("%s waited for %v: %v", name, time.Since(came), err)
+		}
+	}
+	done.Wait()
+	if took, least := time.Since(began), time.Second*(2*each-burst)/rate; took < least {
+		t.Errorf("two connections sent %d messages in %v, want at least %v", 2*each, took, least)
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/shirou/gopsutil/v4/disk"
 
 	"eventhub/jetstream/pacedlog"
+	"eventhub/jetstream/quota"
 )
 
 // MaxMessage is the largest message in bytes, headers included, that the server accepts.
@@ -85,8 +86,11 @@ type Config struct {
 	// principal. Strangers is how many of them may not have sent CONNECT, a quarter of these from
 	// one address; default a quarter of Clients. One more stranger closes the oldest.
 	Clients, Strangers int
+	// Rates are how much a principal may send through the guard.
+	Rates Rates
 	// LimitReached, when not nil, is called when one of the two is reached, with its name
-	// (native_connections, native_strangers). It must not block.
+	// (native_connections, native_strangers), and each time a rate has a connection wait. It must
+	// not block.
 	LimitReached func(limit string)
 	// TLS, when not nil, is the TLS configuration of that listener. Clients then cannot connect
 	// without TLS. It may change its certificate by GetCertificate.
@@ -99,6 +103,23 @@ type Config struct {
 	StorageCheck time.Duration
 	// Logger receives the warnings and errors of the server. Default: nothing is logged.
 	Logger *slog.Logger
+}
+
+// Rates are how much one principal of native clients may send through the guard, over all its
+// connections. Beyond a rate, the guard reads them more slowly, and whatever follows on such a
+// connection waits, too. The names in a Set are those of principals; a nil Set has no limit.
+// Clients with full access have none.
+type Rates struct {
+	// Messages ("native_messages") are the operations except settlements: publishes, requests,
+	// subscriptions, and pings.
+	Messages *quota.Set
+	// Requests ("native_requests") are requests to the server, except pulls. They also count among
+	// the Messages.
+	Requests *quota.Set
+	// Settles ("native_settles") are acknowledgements, of each kind, that want no answer.
+	Settles *quota.Set
+	// Bytes ("native_bytes") are all bytes that the server gets.
+	Bytes *quota.Set
 }
 
 // validate checks the configuration and fills in the defaults.

@@ -17,6 +17,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"eventhub/jetstream/panics"
+	"eventhub/jetstream/quota"
 )
 
 const (
@@ -223,7 +224,7 @@ func (g *guard) serve(c *guarded) error {
 	}
 	var server net.Conn
 	var down sync.WaitGroup
-	err = c.up(client, func() (net.Conn, error) {
+	err = g.up(c, client, func() (net.Conn, error) {
 		var id guardedID
 		var answers *bufio.Reader
 		var err error
@@ -344,11 +345,14 @@ func (l *greeting) to(ctx context.Context, e *Server, address string) ([]byte, e
 	return fmt.Appendf(nil, "INFO %s\r\n", text), err
 }
 
+// errEnded says that the server has ended the connection of a client.
+var errEnded = errors.New("the server has ended the connection")
+
 // unknownOperation is what a server answers to what it does not know, before it disconnects.
 const unknownOperation = "-ERR 'Unknown Protocol Operation'\r\n"
 
 // up passes what the client sends. It connects to the server when CONNECT has come.
-func (c *guarded) up(client io.ReadWriter, connect func() (net.Conn, error)) error {
+func (g *guard) up(c *guarded, client io.ReadWriter, connect func() (net.Conn, error)) error {
 	var server net.Conn
 	buf, held := make([]byte, guardFirst), 0
 	var lines guardLines
@@ -362,12 +366,18 @@ func (c *guarded) up(client io.ReadWriter, connect func() (net.Conn, error)) err
 		done := 0
 		for done < held {
 			passed, state := lines.pass(buf[done:held])
-			if passed > 0 {
-				if server == nil {
-					if server, err = connect(); err != nil {
-						return err
-					}
+			if server == nil && passed > 0 {
+				if server, err = connect(); err != nil {
+					return err
 				}
+			}
+			if len(lines.inbox) > 0 {
+				if err := g.pay(c, lines.spent, passed); err != nil {
+					return err
+				}
+			}
+			lines.spent = guardSpent{}
+			if passed > 0 {
 				if _, err := server.Write(buf[done : done+passed]); err != nil {
 					return err
 				}
@@ -375,6 +385,9 @@ func (c *guarded) up(client io.ReadWriter, connect func() (net.Conn, error)) err
 			}
 			if state == guardMore {
 				break
+			}
+			if state == guardPaused {
+				continue
 			}
 			if state == guardRefused {
 				if _, err := server.Write(lines.instead); err != nil {
@@ -412,6 +425,43 @@ func (c *guarded) up(client io.ReadWriter, connect func() (net.Conn, error)) err
 			copy(grown, buf[:held])
 			buf = grown
 		}
+	}
+}
+
+// pay takes what a client sends from the rates of its principal, and waits until it is there. The
+// server may end the connection meanwhile.
+func (g *guard) pay(c *guarded, spent guardSpent, bytes int) error {
+	rates, wait := &g.server.cfg.Rates, time.Duration(0)
+	for _, of := range [...]struct {
+		rate  *quota.Set
+		n     int
+		limit string
+	}{
+		{rates.Messages, spent.messages, limitMessages},
+		{rates.Requests, spent.requests, limitRequests},
+		{rates.Settles, spent.settles, limitSettles},
+		{rates.Bytes, bytes, limitBytes},
+	} {
+		until := of.rate.Spend(c.place.owner, of.n)
+		if until > 0 {
+			g.server.cfg.LimitReached(of.limit)
+			g.server.often.Log(c.ctx, slog.LevelInfo, "a native client has reached a limit; reading more slowly what its connections send", of.limit+" "+c.place.owner,
+				slog.String("limit", of.limit), slog.String("client", c.place.owner))
+		}
+		wait = max(wait, until)
+	}
+	if wait == 0 {
+		return nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-c.ended:
+		return errEnded
+	case <-c.ctx.Done():
+		return c.ctx.Err()
 	}
 }
 

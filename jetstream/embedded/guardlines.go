@@ -6,6 +6,10 @@ import "bytes"
 // operation.
 const maxControlLine = 4096 + 16
 
+// guardAtOnce is how many operations are passed at a time, so that connections of one principal
+// take turns, and a burst does not grow by what a read brings.
+const guardAtOnce = 512
+
 // maxSizeDigits is how many digits the server takes for the size of a message.
 const maxSizeDigits = 9
 
@@ -17,6 +21,7 @@ const (
 	guardConnected                   // CONNECT has passed, and the client must be admitted
 	guardMalformed                   // the client must be disconnected
 	guardRefused                     // instead must be sent in place of the next bytes
+	guardPaused                      // enough has passed at once
 )
 
 // guardLines reads the protocol of a client. It passes only what it and the server read the same
@@ -32,7 +37,13 @@ type guardLines struct {
 	// instead is what the server gets for the next refused bytes, after guardRefused.
 	instead []byte
 	refused int
+
+	// spent is what pass has read since it was last reset, of a client with an inbox.
+	spent guardSpent
 }
+
+// guardSpent is what counts in Rates, without the bytes.
+type guardSpent struct{ messages, requests, settles int }
 
 // guardMessage is the line of a message.
 type guardMessage struct {
@@ -80,6 +91,7 @@ func (g *guardLines) pass(data []byte) (passed int, state guardState) {
 				return passed, guardMore
 			}
 			if what := refusedRequest(m.subject, rest[end+1+m.headers:whole-len("\r\n")]); what != "" {
+				g.spent.add(&m)
 				g.instead, g.refused = m.refusal(what), whole
 				return passed, guardRefused
 			}
@@ -91,8 +103,27 @@ func (g *guardLines) pass(data []byte) (passed int, state guardState) {
 		if first {
 			return passed, guardConnected
 		}
+		if len(g.inbox) == 0 {
+			continue
+		}
+		if g.spent.add(&m); g.spent.messages+g.spent.settles >= guardAtOnce {
+			return passed, guardPaused
+		}
 	}
 	return passed, guardMore
+}
+
+// add counts the operation that m is. An acknowledgement that wants an answer is a message: the
+// answer may be the next event, as that to a pull.
+func (s *guardSpent) add(m *guardMessage) {
+	if len(m.reply) == 0 && bytes.HasPrefix(m.subject, ackPrefix) {
+		s.settles++
+		return
+	}
+	s.messages++
+	if bytes.HasPrefix(m.subject, apiPrefix) && !bytes.HasPrefix(m.subject, pullPrefix) {
+		s.requests++
+	}
 }
 
 // line reads a line, and reports whether it may pass.

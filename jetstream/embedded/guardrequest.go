@@ -11,6 +11,13 @@ import (
 // maxRequest is how long a request whose body the guard reads may be, with its headers.
 const maxRequest = 16 << 10
 
+// Subjects of acknowledgements, of requests to the server, and of pulls among them.
+var (
+	ackPrefix  = []byte("$JS.ACK.")
+	apiPrefix  = []byte("$JS.API.")
+	pullPrefix = []byte("$JS.API.CONSUMER.MSG.NEXT.")
+)
+
 // Subjects of requests to the server whose bodies decide what the requests cost.
 var (
 	streamInfo = []byte("$JS.API.STREAM.INFO.")

@@ -10,6 +10,10 @@ import (
 const (
 	limitClients   = "native_connections"
 	limitStrangers = "native_strangers"
+	limitMessages  = "native_messages"
+	limitRequests  = "native_requests"
+	limitSettles   = "native_settles"
+	limitBytes     = "native_bytes"
 )
 
 // addressPart is which part of the strangers may come from one address, as a divisor.

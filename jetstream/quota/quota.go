@@ -100,6 +100,22 @@ func (s *Set) Reserve(name string, n int) (wait time.Duration, back func()) {
 	}
 }
 
+// Spend takes n for name, which may be more than the burst, whether or not they are there. It
+// reports when they will be: those who take later wait behind.
+func (s *Set) Spend(name string, n int) (wait time.Duration) {
+	if s == nil || n < 1 {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now() // of which a bucket must not see an older one later
+	b := s.findLocked(name, now)
+	for ; n > 0; n -= s.burst {
+		wait = b.ReserveN(now, min(n, s.burst)).DelayFrom(now)
+	}
+	return wait
+}
+
 // GiveBack returns n to name, at most the burst, that TakeN or Reserve took.
 func (s *Set) GiveBack(name string, n int) {
 	if s == nil {

@@ -152,3 +152,28 @@ func TestGiveBack(t *testing.T) {
 		none.GiveBack("a", 1)
 	})
 }
+
+func TestSpend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := quota.New(10, 2, 10, nil)
+		for _, spent := range []struct {
+			n    int
+			wait time.Duration
+		}{{0, 0}, {1, 0}, {10, 900 * time.Millisecond}, {1, time.Second}} {
+			if wait := s.Spend("a", spent.n); wait.Round(time.Millisecond) != spent.wait {
+				t.Errorf("%d are there after %v, want %v", spent.n, wait, spent.wait)
+			}
+		}
+		if wait := s.Spend("b", 2); wait != 0 {
+			t.Errorf("another name waits %v", wait)
+		}
+		<-time.After(1200 * time.Millisecond)
+		if wait := s.Spend("a", 2); wait != 0 {
+			t.Errorf("after the wait, %v more", wait)
+		}
+		s = nil
+		if s.Spend("a", 1) != 0 {
+			t.Error("a nil Set has a limit")
+		}
+	})
+}
