@@ -1,6 +1,7 @@
 package facade
 
 import (
+	"maps"
 	"sync"
 
 	"eventhub/acl"
@@ -11,11 +12,13 @@ import (
 // holds so many events and no more. A nil holders has no limit. Its methods may be called
 // concurrently.
 type holders struct {
-	limit   int
-	reached func()
+	limits  jetstream.HolderLimits
+	reached func(limit string)
 
 	mu    sync.Mutex
 	byKey map[string]*holding
+	// those of them without a subscription, until all is given back; bounded by what was held
+	resting map[string]*holding
 }
 
 // holding is the Holder of one principal.
@@ -24,11 +27,12 @@ type holding struct {
 	users int // subscriptions
 }
 
-func newHolders(limit int, reached func()) *holders {
-	if limit == NoLimit {
+func newHolders(l *Limits, reached func(limit string)) *holders {
+	if l.PrincipalHeld == NoLimit && l.PrincipalUnread == NoLimit {
 		return nil
 	}
-	return &holders{limit: limit, reached: reached, byKey: make(map[string]*holding)}
+	limits := jetstream.HolderLimits{Held: max(l.PrincipalHeld, 0), Unread: max(l.PrincipalUnread, 0)}
+	return &holders{limits: limits, reached: reached, byKey: make(map[string]*holding), resting: make(map[string]*holding)}
 }
 
 // enter returns the Holder of the principal for one subscription, and what ends its use, once.
@@ -38,9 +42,16 @@ func (h *holders) enter(key string) (_ *jetstream.Holder, leave func()) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	maps.DeleteFunc(h.resting, func(key string, own *holding) bool {
+		over := own.users == 0 && own.Idle()
+		if over {
+			delete(h.byKey, key)
+		}
+		return over || own.users > 0
+	})
 	own := h.byKey[key]
 	if own == nil {
-		own = &holding{Holder: jetstream.NewHolder(h.limit, h.reached)}
+		own = &holding{Holder: jetstream.NewHolder(h.limits, h.reached)}
 		h.byKey[key] = own
 	}
 	own.users++
@@ -48,7 +59,7 @@ func (h *holders) enter(key string) (_ *jetstream.Holder, leave func()) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if own.users--; own.users == 0 {
-			delete(h.byKey, key)
+			h.resting[key] = own
 		}
 	})
 }

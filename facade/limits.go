@@ -49,8 +49,15 @@ type Limits struct {
 	// PrincipalHeld ("principal_held") is the most events that one principal may hold unsettled
 	// through this hub, over all its connections. Beyond the limit, delivery to the principal
 	// waits, and other members get the events. Clients with the same static token are one
-	// principal. Defaults to NoLimit: each subscription holds up to its maxInFlight.
+	// principal. Defaults to 50,000; may be NoLimit: each subscription then holds up to its
+	// maxInFlight.
 	PrincipalHeld int
+	// PrincipalUnread ("principal_unread") is the most events that this hub has fetched for one
+	// principal and not written to a client, those included that it gives back. Beyond the limit,
+	// subscriptions that have such events fetch no more. Others may exceed the limit by up to 100
+	// events each, and beyond twice the limit by one event each. When clients end or are lost, the
+	// hub gives back no more than twice the limit in a second. Defaults to 10,000; may be NoLimit.
+	PrincipalUnread int
 	// Lease is the longest lease: ackTimeoutMs, MODACK and the delay of a NACK are cut to it.
 	// Defaults to 12 h, which is also the most; at least 1 s.
 	Lease time.Duration
@@ -297,7 +304,8 @@ func (l *Limits) validate(maxPayload int) error {
 		{"TokenCheckRate", &l.TokenCheckRate, 10_000},
 		{"OutboxRate", &l.OutboxRate, 4 << 20},
 		{"CatchUpRate", &l.CatchUpRate, 50_000},
-		{"PrincipalHeld", &l.PrincipalHeld, NoLimit},
+		{"PrincipalHeld", &l.PrincipalHeld, 50_000},
+		{"PrincipalUnread", &l.PrincipalUnread, 10_000},
 		{"PrincipalJoins", &l.PrincipalJoins, (l.Joins + 31) / 32},
 		{"BodyRate", &l.BodyRate, 1024},
 		{"ReturnRate", &l.ReturnRate, 1000},

@@ -118,7 +118,7 @@ func New(cfg Config) (*Server, error) {
 	s.joins = quota.NewPlaces(l.Joins, l.PrincipalJoins)
 	s.streams, s.pulls = newShare(l.Streams, l.PrincipalStreams), newShare(l.Pulls, l.PrincipalPulls)
 	s.settling = s.newQuota(l.SettleRate, l.SettleBurst)
-	s.holders = newHolders(l.PrincipalHeld, func() { cfg.Observer.LimitReached("principal_held") })
+	s.holders = newHolders(&l, cfg.Observer.LimitReached)
 	s.byTopic, s.byPrincipal = s.newQuota(l.TopicRate, l.TopicBurst), s.newQuota(l.PrincipalRate, l.PrincipalBurst)
 	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
 	s.casting.reads = s.newQuota(l.CatchUpRate, l.CatchUpBurst)

@@ -214,6 +214,63 @@ func (a *attempts) settledUpTo(floor uint64, before int64) {
 	}
 }
 
+// restingGroups are the accounts of groups whose last member on this hub has left. A member that
+// comes back would otherwise ask the bucket about each event that it had before. What other hubs
+// had meanwhile shows in the server's count.
+type restingGroups struct {
+	mu    sync.Mutex
+	byKey map[string]restingGroup
+	size  int // of all together
+}
+
+type restingGroup struct {
+	created  time.Time
+	accounts map[uint64]account
+}
+
+// restingShare is how many accounts all resting groups have together, in those of one group.
+const restingShare = 5
+
+// keep takes the accounts of a group.
+func (r *restingGroups) keep(g *group) {
+	g.mu.Lock()
+	accounts := g.known.accounts
+	g.known.accounts = nil // what is given back late must not change what another group has by then
+	g.mu.Unlock()
+	if len(accounts) == 0 || g.deleted.Load() {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.dropLocked(g.key())
+	for key := range r.byKey { // any other will do: the bucket knows
+		if r.size+len(accounts) <= restingShare*g.bus.limits.AttemptsKnown {
+			break
+		}
+		r.dropLocked(key)
+	}
+	if r.byKey == nil {
+		r.byKey = make(map[string]restingGroup)
+	}
+	r.byKey[g.key()] = restingGroup{g.created, accounts}
+	r.size += len(accounts)
+}
+
+// wake gives a group that has a member again its accounts.
+func (r *restingGroups) wake(g *group) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if own := r.byKey[g.key()]; own.created.Equal(g.created) {
+		g.known.accounts = own.accounts
+	}
+	r.dropLocked(g.key())
+}
+
+func (r *restingGroups) dropLocked(key string) {
+	r.size -= len(r.byKey[key].accounts)
+	delete(r.byKey, key)
+}
+
 // eventKey names the event of d in the hub's buckets.
 func (d *Delivery) eventKey() string {
 	return native.NoteKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.seq)
@@ -249,14 +306,33 @@ func (d *Delivery) lookUp(began int64, then func(n note, sure bool)) {
 			return
 		}
 		noted, _ := parseNote(value)
-		spared := asNoted(noted.spared, least, d.delivered)
-		if spared < noted.spared && d.inTime() {
-			// The server was killed and has forgotten deliveries. From now on its count and the
-			// note go together again.
-			b.noteSpared(l, spareNote{d.attemptsSubject(), note{spared, noted.failed, noted.until}}, func(bool) {})
-		}
-		then(note{spared, noted.failed, noted.until}, true)
+		d.group.readSpared(l, func(runs native.SparedRuns, err error) {
+			switch {
+			case err == nil:
+			case d.patient(began) && d.inTime():
+				b.soon.add(func() { d.lookUp(began, then) })
+				return
+			default:
+				then(note{least, noted.failed, noted.until}, false)
+				return
+			}
+			if noted.spared >= 0 { // else the server has forgotten deliveries since
+				noted.spared = max(noted.spared, runs.Of(d.seq))
+			}
+			d.looked(noted, least, then)
+		})
 	})
+}
+
+// looked takes what the bucket says of d.
+func (d *Delivery) looked(noted note, least int, then func(n note, sure bool)) {
+	spared := asNoted(noted.spared, least, d.delivered)
+	if spared < noted.spared && d.inTime() {
+		// The server was killed and has forgotten deliveries. From now on its count and the note go
+		// together again.
+		d.group.bus.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared, noted.failed, noted.until}}, func(bool) {})
+	}
+	then(note{spared, noted.failed, noted.until}, true)
 }
 
 // tellForgotten notes what the hub knows of d and the server has forgotten, and then calls then. A

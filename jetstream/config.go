@@ -277,7 +277,8 @@ type Limits struct {
 	Redrives int
 	// AttemptsKnown ("attempts_known") is the most failed events of one group whose attempts the
 	// hub remembers: default 10,000. For other events, the hub asks the server at their redelivery.
-	// The hub also remembers as many events that it settled after a redelivery, for twice AckWait.
+	// The hub also remembers as many events that it settled after a redelivery, for twice AckWait,
+	// and five times as many of all groups together whose last member here has left.
 	AttemptsKnown int
 	// StuckAfter ("stuck_after") is how long a group must get nothing, although an event and a
 	// member's request for events wait, before the hub reports it as stuck: 1 s..1 h, default 30 s.

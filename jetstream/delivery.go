@@ -269,7 +269,7 @@ func (d *Delivery) begin(release bool) bool {
 	d.started = now
 	d.deadline = now + int64(s.opts.AckTimeout)
 	full := s.heldBytes >= s.bus.limits.HeldBytes
-	s.holdBytes(-d.size)
+	s.holdUnread(d, -1)
 	d.traceBegin()
 	if release {
 		d.released = true
@@ -307,7 +307,7 @@ func (d *Delivery) takeBack() {
 	d.begun, d.writing = false, false
 	s.unlease(d)
 	if !d.slim {
-		s.holdBytes(d.size)
+		s.holdUnread(d, 1)
 	}
 	d.m.obs.InFlight(-1)
 	d.traceEnd(Returned)

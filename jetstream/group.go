@@ -55,6 +55,7 @@ type group struct {
 
 	mu      sync.Mutex
 	known   attempts
+	looking sparedLook
 	track   track
 	acks    string // what its ack subjects begin with; "" before the first delivery
 	watched int64  // when the server was last asked how far the group is
@@ -116,6 +117,7 @@ func (b *Bus) share(g *group) *group {
 		g.paths[i].reset(now)
 	}
 	g.users, g.members = 1, make(map[*Subscription]struct{})
+	b.resting.wake(g)
 	if g.slots > 0 && g.ordering == nil {
 		g.ordering = newOrdering(g)
 	}
@@ -153,10 +155,15 @@ func (b *Bus) unshare(g *group, s *Subscription) {
 	b.groupMu.Lock()
 	delete(g.members, s)
 	left := len(g.members) == 0
-	if g.users--; g.users == 0 && b.groups[g.key()] == g {
+	g.users--
+	over := g.users == 0 && b.groups[g.key()] == g
+	if over {
 		delete(b.groups, g.key())
 	}
 	b.groupMu.Unlock()
+	if over {
+		b.resting.keep(g)
+	}
 	if left {
 		g.flows("its members have left this consumer")
 	}

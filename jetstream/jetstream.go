@@ -115,6 +115,8 @@ type Bus struct {
 	keeping   map[*group]int
 	lingering lingering
 	unsaved   unsaved
+	returns   returns       // of subscriptions without a Holder
+	resting   restingGroups // whose last member here has left
 	keepNow   chan struct{} // wakes keepTopics
 	soon      soon
 	probed    atomic.Int64 // when the paths were last asked, in the clock of the bus
@@ -228,6 +230,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.lastTick.Store(b.clock.now())
 	b.background(b.watchStalls)
+	b.background(b.askAgain)
 	b.background(b.generations.follow)
 	b.owners.begin()
 	b.background(b.sweepGroups)
@@ -327,10 +330,10 @@ func (b *Bus) background(f func()) {
 }
 
 // watchStalls keeps the clock, and gives up everything that is held after the process stood still.
+// It does nothing else: what the hub has to do must not look like a stall.
 func (b *Bus) watchStalls() {
 	tick := time.NewTicker(time.Duration(b.clock.limit / 4))
 	defer tick.Stop()
-	swept := b.clock.now()
 	for {
 		select {
 		case <-b.ctx.Done():
@@ -348,8 +351,23 @@ func (b *Bus) watchStalls() {
 		}
 		// and not a later time: a stop since the check must be seen at the next
 		b.clock.lastTick.Store(now)
+	}
+}
+
+// askAgain asks again what was not answered, and gives up what waits for too long, until the bus
+// closes.
+func (b *Bus) askAgain() {
+	tick := time.NewTicker(time.Duration(b.clock.limit / 4))
+	defer tick.Stop()
+	swept := b.clock.now()
+	for {
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-tick.C:
+		}
 		b.soon.run()
-		if now-swept > int64(time.Second) {
+		if now := b.clock.now(); now-swept > int64(time.Second) {
 			swept = now
 			for _, l := range b.links {
 				l.sweep(now)

@@ -19,13 +19,19 @@ const minTick = 50 * time.Millisecond
 func (s *Subscription) hold(d *Delivery) {
 	d.index = len(s.out)
 	s.out = append(s.out, d)
-	s.holdBytes(d.size)
+	s.holdUnread(d, 1)
 	d.path().held.Add(1)
 	s.schedule(min(d.touched+int64(d.group.fence.touch), d.arrived+int64(heldPatience)))
 }
 
 // path is the way on which the delivery came.
 func (d *Delivery) path() *path { return &d.group.paths[d.m.sub.link.index] }
+
+// holdUnread counts a delivery that is not begun, or takes it off with -1.
+func (s *Subscription) holdUnread(d *Delivery, n int) {
+	s.opts.Holder.count(n)
+	s.holdBytes(n * d.size)
+}
 
 // holdBytes counts bytes that are held, here and over all subscriptions.
 func (s *Subscription) holdBytes(n int) {
@@ -111,7 +117,7 @@ func (s *Subscription) removeAt(d *Delivery, how Outcome, now int64) bool {
 		d.traceEnd(how)
 		d.m.obs.Settled(how, time.Duration(now-d.started), time.Duration(s.bus.clock.at(now).UnixNano()-d.Event.StoredAt))
 	} else if !d.slim {
-		s.holdBytes(-d.size)
+		s.holdUnread(d, -1)
 	}
 	switch {
 	case d.active:
@@ -173,14 +179,43 @@ func (s *Subscription) takeHeld() []*Delivery {
 
 // giveBack tells the server to deliver again at once, in the order of the stream, which the server
 // then mostly keeps. What no client had counts for no attempt. s.mu is not held.
-func (s *Subscription) giveBack(back []*Delivery) {
+func (s *Subscription) giveBack(back []*Delivery) { s.giveBackAll(back, false) }
+
+// giveBackAll is giveBack; lost says that the subscriber was lost, and that what it had can wait.
+func (s *Subscription) giveBackAll(back []*Delivery, lost bool) {
 	slices.SortFunc(back, func(a, b *Delivery) int { return cmp.Compare(a.seq, b.seq) })
+	var singly []*Delivery
+	many, had := make(map[*group][]*Delivery), make(map[*group][]*Delivery)
+	s.mu.Lock()
 	for _, d := range back {
+		switch {
+		case d.plain():
+			many[d.group] = append(many[d.group], d)
+		case lost && d.begun && d.loan == nil:
+			had[d.group] = append(had[d.group], d)
+		default:
+			singly = append(singly, d)
+		}
+	}
+	s.mu.Unlock()
+	for _, d := range singly {
 		if d.begun {
 			d.tell(nakNow)
 		} else {
 			s.spare(d, true)
 		}
+	}
+	for g, ds := range many {
+		if len(ds) >= fewReturned {
+			s.giveBackMany(g, ds)
+			continue
+		}
+		for _, d := range ds {
+			s.spare(d, true)
+		}
+	}
+	for g, ds := range had {
+		s.giveBackLost(g, ds)
 	}
 }
 

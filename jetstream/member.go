@@ -121,6 +121,7 @@ func (m *member) close(gracefully bool) {
 	in.left = m.requested
 	m.sub.requested -= m.requested
 	m.requested = 0
+	m.sub.opts.Holder.reserve(m.sub)
 	m.inbox = nil
 	switch {
 	case !gracefully:
@@ -160,6 +161,7 @@ func (s *Subscription) refill() { s.refillAt(s.bus.clock.now()) }
 
 // refillAt is refill for callers that have just read the clock.
 func (s *Subscription) refillAt(now int64) {
+	defer s.opts.Holder.reserve(s)
 	if !s.running() {
 		return
 	}
@@ -171,6 +173,10 @@ func (s *Subscription) refillAt(now int64) {
 	// stop nobody else.
 	if s.heldBytes > 0 && s.keeper.waits() == 0 && s.bus.held.Load() >= int64(s.bus.limits.HeldTotal) {
 		s.bus.obs.LimitReached("held_total")
+		s.schedule(now + int64(heldRetry))
+		return
+	}
+	if s.heldBytes > 0 && s.opts.Holder.full() {
 		s.schedule(now + int64(heldRetry))
 		return
 	}
@@ -208,7 +214,7 @@ func (m *member) refill(now int64) {
 			want = 1
 		}
 	}
-	batch := min(want, s.opts.BatchSize)
+	batch := s.opts.Holder.fetchable(min(want, s.opts.BatchSize), s.requested)
 	if batch < 1 || m.requested > 0 && (m.requested > s.opts.BatchSize/2 || batch < s.opts.BatchSize/2) {
 		return
 	}

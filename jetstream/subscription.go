@@ -180,6 +180,7 @@ type Subscription struct {
 	active    int // of out, those not parked
 	leased    int
 	requested int // asked of the server and not arrived
+	reserved  int // of these, what opts.Holder counts
 	heldBytes int // of those in out that are not leased
 	refilling bool
 	timer     *time.Timer
@@ -549,7 +550,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		s.timer.Stop()
 		s.mu.Unlock()
 		s.opts.Holder.leave(s)
-		s.giveBack(back)
+		s.giveBackAll(back, lost)
 		for _, d := range failed {
 			s.bury(d, "connection lost")
 		}

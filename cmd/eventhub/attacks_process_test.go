@@ -57,6 +57,7 @@ var attacks = slices.Concat(
 	schemaAttacks,
 	strangerAttacks,
 	nativeAttacks,
+	unreadAttacks,
 )
 
 // permitted is the load of a client that keeps to its scopes and rates: what the neighbour's time

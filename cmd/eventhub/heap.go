@@ -3,6 +3,9 @@ package main
 import (
 	"os"
 	"runtime"
+	"runtime/metrics"
+	"sync"
+	"time"
 )
 
 // heapFloor is the size up to which the heap may grow before garbage is collected. Go collects
@@ -10,13 +13,45 @@ import (
 // would be many times a second, and each time the whole heap is looked at.
 const heapFloor = 64 << 20
 
-// keepHeapFloor lets the heap grow up to heapFloor, until release is called. It holds half of that
-// as one allocation, which is never written to and therefore takes no memory, but counts for Go. An
-// operator who has set GOGC decides alone.
+// heapRest is how long a heap above heapFloor may hold garbage. Go alone would wait until the heap
+// has doubled, or for two minutes, so a hub whose clients have gone would keep what these needed.
+const heapRest = 5 * time.Second
+
+// keepHeapFloor lets the heap grow up to heapFloor, and has it shrink, until release is called. It
+// holds half of heapFloor as one allocation, which is never written to and therefore takes no
+// memory, but counts for Go. An operator who has set GOGC decides alone.
 func keepHeapFloor() (release func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}
 	}
 	ballast := make([]byte, heapFloor/2)
-	return func() { runtime.KeepAlive(ballast) }
+	stop := make(chan struct{})
+	var shrinking sync.WaitGroup
+	shrinking.Go(func() { shrinkHeap(stop, heapRest) })
+	return func() {
+		close(stop)
+		shrinking.Wait()
+		runtime.KeepAlive(ballast)
+	}
+}
+
+// shrinkHeap collects garbage that nothing else collects within a time, while the heap is above
+// heapFloor.
+func shrinkHeap(stop <-chan struct{}, within time.Duration) {
+	tick := time.NewTicker(within)
+	defer tick.Stop()
+	now := []metrics.Sample{{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/memory/classes/heap/objects:bytes"}}
+	for cycles := uint64(0); ; {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		metrics.Read(now)
+		if now[0].Value.Uint64() == cycles && now[1].Value.Uint64() > heapFloor {
+			runtime.GC()
+			metrics.Read(now)
+		}
+		cycles = now[0].Value.Uint64()
+	}
 }

@@ -43,7 +43,8 @@ type limitFlags struct {
 	StreamGroups         int `env:"STREAM_GROUPS" default:"10000" help:"Groups that clients may create on one topic, or on one family of topics."`
 	Joins                int `env:"JOINS" default:"256" help:"SUBSCRIBEs carried out concurrently; further ones wait."`
 	PrincipalJoins       int `env:"PRINCIPAL_JOINS" placeholder:"N" help:"SUBSCRIBEs carried out concurrently for one principal. Default: a 32nd of all."`
-	PrincipalHeld        int `env:"PRINCIPAL_HELD" placeholder:"N" help:"Events that a principal may hold unsettled through this hub. Default: as many as its subscriptions may."`
+	PrincipalHeld        int `env:"PRINCIPAL_HELD" placeholder:"N" help:"Events that a principal may hold unsettled through this hub. Default: 50000."`
+	PrincipalUnread      int `env:"PRINCIPAL_UNREAD" placeholder:"N" help:"Events that the hub has fetched for a principal and not written to a client. Default: 10000."`
 	Payload              int `env:"PAYLOAD" default:"1048576" help:"Bytes of a payload; NATS may set a lower limit."`
 	Frame                int `env:"FRAME" placeholder:"BYTES" help:"Bytes of a frame. Default: 4 MiB or twice the payload, whichever is more."`
 	InboundBytes         int `env:"INBOUND_BYTES" default:"268435456" help:"Bytes of partly received frames, over all connections."`
@@ -155,6 +156,7 @@ func (f limitFlags) validate() (faults []error) {
 		{"delayed", f.Delayed, 1},
 		{"principal-delayed", f.PrincipalDelayed, 1},
 		{"principal-held", f.PrincipalHeld, 0},
+		{"principal-unread", f.PrincipalUnread, 0},
 		{"joins", f.Joins, 1},
 		{"principal-joins", f.PrincipalJoins, 0},
 		{"payload", f.Payload, 1},
@@ -252,7 +254,7 @@ func (f limitFlags) facade() facade.Limits {
 		Exports: f.Exports, PrincipalExports: f.PrincipalExports,
 		Streams: f.Streams, PrincipalStreams: f.PrincipalStreams, Pulls: f.Pulls, PrincipalPulls: f.PrincipalPulls,
 		Tails: f.Tails, PrincipalTails: f.PrincipalTails, RingFrames: f.RingFrames, RingBytes: f.RingBytes, RingTotal: f.RingTotal, CatchUp: f.CatchUp, Presence: f.Presence,
-		Joins: f.Joins, PrincipalJoins: f.PrincipalJoins, PrincipalHeld: f.PrincipalHeld, CountOwnToken: f.CountOwnToken, Lease: f.Lease,
+		Joins: f.Joins, PrincipalJoins: f.PrincipalJoins, PrincipalHeld: f.PrincipalHeld, PrincipalUnread: f.PrincipalUnread, CountOwnToken: f.CountOwnToken, Lease: f.Lease,
 		AuthTimeout: f.AuthTimeout, StreamBeat: f.StreamBeat, PingInterval: f.PingInterval, PongTimeout: f.PongTimeout, ReturnRate: f.ReturnRate,
 	}
 	l.FrameRate, l.FrameBurst = f.Frames.limits()
@@ -314,7 +316,7 @@ func (f limitFlags) lines() [][2]string {
 		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v; of a principal's native clients, messages %v, requests %v, bytes %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes, f.NativeMessages, f.NativeRequests, f.NativeBytes)},
 		{"", fmt.Sprintf("topics %d, of one principal %s, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes, of an ordered group %d; %d pages of %d bytes, %d exports at a time", f.Topics, or(f.PrincipalTopics, "a quarter of them"), f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.OrderedWindow, f.Pages, f.PageBytes, f.Exports)},
-		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "any"), f.Lease)},
+		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time, and not read %s", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "50000"), f.Lease, or(f.PrincipalUnread, "10000"))},
 		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},
 		{"", fmt.Sprintf("delayed events %d, of one principal %d, up to %v ahead", f.Delayed, f.PrincipalDelayed, f.MaxDelay)},
 		{"", fmt.Sprintf("auth within %v, ping after %v, pong within %v; %d clients a second come back", f.AuthTimeout, f.PingInterval, f.PongTimeout, f.ReturnRate)},

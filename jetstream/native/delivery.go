@@ -2,6 +2,7 @@ package native
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -96,18 +97,34 @@ func (d *Delivery) note(ctx context.Context) AttemptNote {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), noteWait)
 	defer cancel()
-	key := NoteKey(d.meta.Stream, d.meta.Consumer, ConsumerMade(d.at.consumer.CachedInfo()), d.meta.Sequence.Stream)
-	value, err := g.client.entry(ctx, AttemptsBucket, key)
+	var note AttemptNote
+	value := d.entry(ctx, d.meta.Sequence.Stream)
+	if value != nil {
+		note, _ = ParseNote(value)
+	}
+	if note.Spared < 0 {
+		return note
+	}
+	var runs SparedRuns
+	if value := d.entry(ctx, 0); json.Unmarshal(value, &runs) == nil {
+		note.Spared = max(note.Spared, min(runs.Of(d.meta.Sequence.Stream), int(d.meta.NumDelivered)-1)) //nolint:gosec // a count of deliveries
+	}
+	return note
+}
+
+// entry reads an entry about the group's consumer; nil: there is none, or no answer.
+func (d *Delivery) entry(ctx context.Context, seq uint64) []byte {
+	g := d.group
+	value, err := g.client.entry(ctx, AttemptsBucket, NoteKey(d.meta.Stream, d.meta.Consumer, ConsumerMade(d.at.consumer.CachedInfo()), seq))
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNotPermitted) {
 		g.mu.Lock()
 		g.noted = time.Now().Add(noteRest)
 		g.mu.Unlock()
 	}
 	if err != nil {
-		return AttemptNote{}
+		return nil
 	}
-	note, _ := ParseNote(value)
-	return note
+	return value
 }
 
 // ackWait is how long the server waits for this member.

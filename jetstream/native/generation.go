@@ -113,8 +113,23 @@ func ParseNote(value []byte) (note AttemptNote, ok bool) {
 	return note, true
 }
 
+// SparedRuns is the entry of AttemptsBucket about many events of one consumer, as JSON: of each run
+// of consecutive sequences the first, the last, and the deliveries of each event that count for no
+// attempt. Where an event has an entry of its own, too, the higher number counts; an entry of its
+// own with a number below 0 counts alone. The runs are in order, and do not overlap.
+type SparedRuns [][3]uint64
+
+// Of returns how many deliveries of the event of a sequence count for no attempt.
+func (r SparedRuns) Of(seq uint64) int {
+	i, _ := slices.BinarySearchFunc(r, seq, func(run [3]uint64, seq uint64) int { return cmp.Compare(run[1], seq) })
+	if i == len(r) || seq < r[i][0] {
+		return 0
+	}
+	return int(r[i][2]) //nolint:gosec // a count of deliveries
+}
+
 // NoteKey returns the key in AttemptsBucket of an event of one consumer, as it was made at that
-// time.
+// time. Sequence 0, which no event has, is for the SparedRuns of the consumer.
 func NoteKey(stream, consumer string, created time.Time, seq uint64) string {
 	// a generation's number holds a character that keys must not
 	group, _, _ := strings.Cut(consumer, "~")

@@ -384,6 +384,57 @@ func TestAttemptsOfAMemberThatEnds(t *testing.T) {
 	}
 }
 
+// TestAttemptsOfManyGivenBack receives an event that a hub has given back with many others: no
+// client had any of them. A note of its own that the server has forgotten deliveries counts alone.
+func TestAttemptsOfManyGivenBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.create("orders")
+	own := r.group("orders", "g", native.GroupOptions{})
+	r.publish("orders", "1", native.Fields{})
+	take := func() natsjs.Msg {
+		batch, err := own.Consumer().Fetch(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return <-batch.Messages()
+	}
+	bucket, err := r.js.KeyValue(t.Context(), native.AttemptsBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	note := func(seq uint64, text string) {
+		info := own.Consumer().CachedInfo()
+		if _, err := bucket.PutString(t.Context(), native.NoteKey(info.Stream, info.Name, native.ConsumerMade(info), seq), text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	note(0, `[[1,1,2],[3,9,1]]`)
+	for range 2 {
+		if err := take().Nak(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	third := take()
+	d, err := own.Receive(t.Context(), third)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Attempt != 1 {
+		t.Errorf("the first attempt is attempt %d", d.Attempt)
+	}
+	if err := third.Nak(); err != nil {
+		t.Fatal(err)
+	}
+	note(1, "-1")
+	if d, err = own.Receive(t.Context(), take()); err != nil {
+		t.Fatal(err)
+	}
+	if d.Attempt != 5 {
+		t.Errorf("the fourth delivery of at least five is attempt %d", d.Attempt)
+	}
+}
+
 // TestLargeDeadLetters fails an event that does not fit into a letter: the letter says where it is.
 func TestLargeDeadLetters(t *testing.T) {
 	t.Parallel()
