@@ -40,6 +40,7 @@ const (
 	codeGroupReset        code = "group_reset"
 	codeEventsLost        code = "events_lost"
 	codeTopicFull         code = "topic_full"
+	codeStorageLow        code = "storage_low"
 	codeSchemaInvalid     code = "schema_invalid"
 	codeSchemaConflict    code = "schema_conflict"
 )
@@ -85,6 +86,7 @@ var rules = map[code]rule{
 	// events_lost answers no request either.
 	codeEventsLost:     {http.StatusGone, false, "Events were removed before the group was given them; the message is topic::group, how many, and since when. It answers no request."},
 	codeTopicFull:      {http.StatusInsufficientStorage, true, "The topic is at its bound, and groups have not acknowledged its oldest events. Nothing was stored."},
+	codeStorageLow:     {http.StatusInsufficientStorage, true, "NATS has no room left beyond what the hub keeps for itself, or this client has stored more than its share. Nothing was stored."},
 	codeSchemaInvalid:  {http.StatusUnprocessableEntity, false, "The payload breaks the schema of the topic; the message has a JSON pointer and the keyword. Nothing was stored."},
 	codeSchemaConflict: {http.StatusConflict, false, "The version of the schema is not compatible, or another one was registered at the same time; the message says which. Nothing was registered."},
 	codeInternal:       {http.StatusServiceUnavailable, true, "The hub failed; the cause is in its log."},

@@ -77,6 +77,7 @@ type Config struct {
 	openWait    time.Duration // how long a question of Open waits for an answer (openWait)
 	deadRetry   time.Duration // how long a dead letter that finds no room rests at most (deadRetry)
 	dueRetry    time.Duration // how long a delayed event rests that was not stored (dueRetry)
+	askStorage  time.Duration // how often NATS is asked how much it may store (headroomEvery)
 	watchOthers time.Duration // how often groups are looked at that are not in memory (watchOthers)
 	moveWait    time.Duration // how long a move waits at most for leases of before (freshLimit)
 }
@@ -319,6 +320,23 @@ type Limits struct {
 	// without a client have no such limit. Beyond the limits, publishes with a delay get
 	// overloaded. Hubs that publish at the same moment may exceed them a little together.
 	Delayed, DelayedPerClient int
+	// PublishRate and PublishBurst ("publish_rate") are how many bytes a second one client may
+	// publish (Publisher.CountFor), and how many at once: default 128 MiB, which is more than a
+	// network of 1 Gbit/s carries, and 256 MiB. Payload, key and headers count, and 128 bytes an
+	// event. Beyond the limit, publishes get rate_limited. Publishers without a client have no such
+	// limit.
+	PublishRate, PublishBurst int
+	// StorageReserve ("storage_reserve") is how many bytes of what NATS may store are for the
+	// program itself: default a tenth, at most 1 GiB. While less is left, publishes of clients, and
+	// topics that they would make, get storage_low. Acknowledgements, dead letters and removals of
+	// keys go on. The room that is left is that of the account, and for Config.Server that of the
+	// disk. Of a NATS without such bounds nothing is known until it refuses events.
+	StorageReserve int64
+	// StorageShare ("storage_share") is how many bytes one client may publish in 7 days, counted
+	// as by PublishRate since Open: default a quarter of what NATS could store beyond the reserve
+	// at Open, and at least the reserve. The limit applies only while less than twice the reserve
+	// is left: publishes beyond it then get storage_low.
+	StorageShare int
 	// MaxPayload is the largest payload in bytes: default 1 MiB, less if the server's max_payload
 	// demands it.
 	MaxPayload int
@@ -404,6 +422,8 @@ func (c *Config) validate() error {
 	if l.MaxDelay == 0 {
 		l.MaxDelay = maxDelay
 	}
+	def(&l.PublishRate, 128<<20)
+	def(&l.PublishBurst, 256<<20)
 	def(&l.MaxPayload, defaultMaxPayload)
 
 	var errs []error

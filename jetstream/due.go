@@ -393,7 +393,7 @@ const DelayedGroup = "eventhub-delayed"
 // try fails too, unless somebody changes the topic. A topic that is full is none of these.
 func hopeless(err error) bool {
 	if refused, ok := errors.AsType[*apiError](err); ok {
-		return refused.Code == codeRefused
+		return refused.Code == codeRefused && !storeFull(refused.ErrCode, refused.Description)
 	}
 	known, ok := errors.AsType[*Error](err)
 	return ok && (known.Code == CodeBadTopic || known.Code == CodeBadOptions || tooLarge(err))

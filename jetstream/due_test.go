@@ -82,8 +82,9 @@ func TestADelayedEventThatFindsNoRoomBecomesNoDeadLetter(t *testing.T) {
 		&Error{Code: CodeTopicFull}:                    false,
 		&Error{Code: CodeOverloaded, Err: ErrNoStream}: false,
 		errNoReply: false,
+		storageLow(&apiError{Code: codeRefused, ErrCode: errAccountResources}):                                         false,
 		&Error{Code: CodePublishFailed, Err: &apiError{Code: codeRefused, ErrCode: errCodeTooLarge, Description: "x"}}: true,
-		&Error{Code: CodeBadTopic, Err: ErrNoStream}: true,
+		&Error{Code: CodeBadTopic, Err: ErrNoStream}:                                                                   true,
 	} {
 		if got := hopeless(err); got != want {
 			t.Errorf("%v: %v", err, got)

@@ -21,6 +21,7 @@ const (
 	CodeRateLimited     = "rate_limited"
 	CodeInternal        = "internal"
 	CodeTopicFull       = "topic_full"
+	CodeStorageLow      = "storage_low"
 )
 
 // Error is an error that may be shown to a client. Code and Msg are safe to show. Err is for
@@ -79,10 +80,11 @@ var (
 // Refused reports whether err, the error of a publish, is a refusal by the stream, for example
 // because the stream is full or the event is too large. Nothing was stored then, and NATS is
 // reachable. A cluster without a leader refuses nothing: it answers so until it has one. Nor does a
-// stream that has begun to store an event with the same id.
+// stream that has begun to store an event with the same id, nor a NATS that has no room for any
+// event.
 func Refused(err error) bool {
 	refused, ok := errors.AsType[*apiError](err)
-	return ok && refused.ErrCode != errNoClusterLeader && refused.ErrCode != errIDInProcess
+	return ok && refused.ErrCode != errNoClusterLeader && refused.ErrCode != errIDInProcess && !storeFull(refused.ErrCode, refused.Description)
 }
 
 const (

@@ -90,6 +90,7 @@ type Bus struct {
 	puttingBack   chan struct{}
 	backups       backups
 
+	headrooms *headrooms
 	topics    topics
 	newTopics *ration
 	newGroups *ration
@@ -162,6 +163,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.newTopics = newRation(b, "topics_per_client", "topics", b.limits.TopicsPerClient)
 	b.newGroups = newRation(b, "groups_per_client", "groups", b.limits.GroupsPerClient)
 	b.makers = newMakers(b)
+	b.headrooms = newHeadrooms(b)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
 	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
@@ -226,6 +228,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
+	b.headrooms.begin()
 	b.publisher = b.newPublisher("")
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.lastTick.Store(b.clock.now())

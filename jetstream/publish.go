@@ -58,6 +58,9 @@ type PublishOptions struct {
 	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
 	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
 	ExpectKeySequence *uint64
+	// Yield is for publishes of the program itself that lose nothing by waiting. They are refused
+	// with storage_low like those of clients (Limits.StorageReserve).
+	Yield bool
 
 	origin originRef // of a dead letter: where its event was stored
 	// schemaVersion is the version that the hub stamps the event with; 0: none
@@ -132,8 +135,8 @@ func (b *Bus) newPublisher(client string) *Publisher {
 // An error returned by PublishAsync itself means that nothing was stored and done will not be
 // called; it is ErrClosed or an *Error. The *Error is about a mistake of the client (bad_topic,
 // bad_options, publish_failed with the cause ErrTooLarge, rate_limited), or about a failure that
-// may pass (overloaded, publish_failed, internal). The error given to done is an *Error
-// (publish_failed), or ErrKeyChanged.
+// may pass (overloaded, storage_low, publish_failed, internal). The error given to done is an
+// *Error (publish_failed, topic_full, storage_low), or ErrKeyChanged.
 //
 // PublishAsync waits while the topic is being created, until the first publish to a stream is
 // confirmed, and while too many publishes are in flight (Limits.PublishInFlight per stream,
@@ -165,16 +168,20 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	if opts.Delayed() {
 		at, later = opts.due(time.Now())
 	}
+	client := cmp.Or(opts.CountFor, p.client)
 	if t == nil {
-		if t, err = p.bus.topic(ctx, topic, cmp.Or(opts.CountFor, p.client)); err != nil {
+		if t, err = p.bus.topic(ctx, topic, client); err != nil {
 			return err
 		}
 		if opts.schemaBroken {
 			t.obs.SchemaBroken(false)
 		}
 	}
+	if err := p.bus.headrooms.admit(t.stream, payload, opts, client); err != nil {
+		return err
+	}
 	if t.derived != nil {
-		if err := t.derived.admit(payload, cmp.Or(opts.CountFor, p.client)); err != nil {
+		if err := t.derived.admit(payload, client); err != nil {
 			return err
 		}
 	}
@@ -183,7 +190,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	case opts.KeyExists:
 		t.keys.exists(opts.Key, opts.Tombstone)
 	default:
-		if err := t.keys.admit(ctx, opts.Key, cmp.Or(opts.CountFor, p.client), opts.Tombstone); err != nil {
+		if err := t.keys.admit(ctx, opts.Key, client, opts.Tombstone); err != nil {
 			return err
 		}
 	}
@@ -193,7 +200,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 			return p.schedule(ctx, t, payload, opts, at, done)
 		}
 	}
-	if client := cmp.Or(opts.CountFor, p.client); t.dead && rationed(client) {
+	if t.dead && rationed(client) {
 		return p.sendLetter(ctx, t, payload, opts, client, done, send)
 	}
 	return send(ctx, t, payload, opts, done)
@@ -237,6 +244,9 @@ func (p *Publisher) Admit(ctx context.Context, topic string, payload []byte, opt
 	}
 	if err := opts.checkAdded(topic, p.bus.cloudSource(topic, t)); err != nil {
 		return err
+	}
+	if p.bus.cfg.Server != nil && p.bus.headrooms.file.low.Load() {
+		return storageLow(nil) // what is published later waits on the same disk
 	}
 	opts.stamp()
 	return nil
@@ -348,6 +358,7 @@ type outgoingEvent struct {
 	done  func(Receipt, error)
 	id    string
 	sent  int64
+	size  int64 // in the store
 	msg   nats.Msg
 	users atomic.Int32 // who still needs it: the sender and the answer
 
@@ -382,6 +393,8 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 	default:
 		w.msg.Header = opts.header(w.topic, w.id, given)
 	}
+	w.size = int64(opts.size(payload)) * w.topic.stream.copies
+	w.topic.stream.headroom.sent.Add(w.size)
 	return nil
 }
 
@@ -401,8 +414,9 @@ func (w *outgoingEvent) release() {
 }
 
 func (w *outgoingEvent) free() {
+	w.topic.stream.headroom.answered.Add(w.size)
 	w.msg.Subject, w.msg.Reply, w.msg.Header, w.msg.Data = "", "", nil, nil
-	w.p, w.topic, w.done, w.id, w.idValue[0] = nil, nil, nil, "", ""
+	w.p, w.topic, w.done, w.id, w.idValue[0], w.size = nil, nil, nil, "", "", 0
 	outgoing.Put(w)
 }
 
@@ -474,6 +488,11 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 			return fail("the event store has not finished with an event of the same id: the outcome is unknown; repeat it with the id", err)
 		}
 		b.often.Log(b.ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
+		if storeFull(refused.ErrCode, refused.Description) {
+			t.obs.PublishFailed()
+			t.stream.headroom.set(true) // until NATS is asked again
+			return Receipt{}, storageLow(err)
+		}
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if strayed, ok := errors.AsType[*strayedError](err); ok {

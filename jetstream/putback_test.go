@@ -230,7 +230,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	}
 	// a hub that was late
 	if _, err := b.publishWait(t.Context(), func(done func(Receipt, error)) error {
-		return b.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.known("gone").stream.ready}, subject: queueSubject(old) + "x", obs: nopObserver{}}, []byte("1"), &PublishOptions{}, done)
+		return b.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.known("gone").stream.ready, headroom: &b.headrooms.file}, subject: queueSubject(old) + "x", obs: nopObserver{}}, []byte("1"), &PublishOptions{}, done)
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -30,6 +30,8 @@ type ServerInfo struct {
 	// FileLeft and MemoryLeft are how much may still be stored: up to the bound of the account,
 	// and for Config.Server up to the end of the disk. -1 means that no bound is known.
 	FileLeft, MemoryLeft int64
+	// FileLow and MemoryLow are set while clients store nothing for want of room (StorageLow).
+	FileLow, MemoryLow bool
 	// Errors is how many requests to JetStream have failed, of all programs of the account.
 	Errors uint64
 }
@@ -64,6 +66,7 @@ func (n NATS) Now(ctx context.Context) (time.Time, error) {
 // Info asks NATS about itself.
 func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 	var info ServerInfo
+	info.FileLow, info.MemoryLow = n.bus.StorageLow()
 	for _, l := range n.bus.links {
 		info.Connections++
 		if l.nc.IsConnected() {

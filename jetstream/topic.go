@@ -26,6 +26,9 @@ type stream struct {
 	deleted atomic.Bool
 	// keep is not nil when the topic rejects.
 	keep *keeping
+	// headroom is that of its storage, of which an event takes the room of copies events.
+	headroom *headroom
+	copies   int64
 	// slots bounds the unconfirmed publishes.
 	slots chan struct{}
 	// room is how many consumers it may have before clients can make no more groups.
@@ -248,7 +251,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 	if old := s; s == nil || !s.created.Equal(native.StreamMade(info)) {
 		s = &stream{
 			name: info.Config.Name, family: native.IsFamily(name, info.Config.Name, info.Config.Subjects), created: native.StreamMade(info), room: b.roomFor(&info.Config),
-			keep:  b.newKeeping(rule, &info.Config),
+			keep: b.newKeeping(rule, &info.Config), headroom: b.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1)),
 			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
 		}
 		if keep {
@@ -308,6 +311,10 @@ func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, e
 		return b.meetTopic(ctx, name, info, rule, false)
 	case !errors.Is(err, ErrNotFound):
 		return nil, b.unavailable(err)
+	}
+	if rationed(client) && b.headrooms.of(rule.streamConfig(name, &b.cfg).Storage).low.Load() {
+		b.obs.LimitReached("storage_reserve")
+		return nil, storageLow(nil)
 	}
 	if !b.reserved.has(streamName) {
 		if err := b.newTopics.take(client); err != nil {
@@ -425,6 +432,9 @@ func passing(err error) bool {
 // notMade wraps the failure to make a stream.
 func (b *Bus) notMade(err error) error {
 	refused, ok := errors.AsType[*natsjs.APIError](err)
+	if ok && storeFull(refused.ErrorCode, refused.Description) {
+		return storageLow(fmt.Errorf("%w: %w", ErrNoStream, err))
+	}
 	if !ok || passing(err) {
 		return b.unavailable(err)
 	}

@@ -183,7 +183,7 @@ type storage struct {
 	max    int // streams with series of their own
 	logger *slog.Logger
 
-	used, left, streamUsed, streamLeft *prometheus.Desc
+	used, left, low, streamUsed, streamLeft *prometheus.Desc
 
 	mu   sync.Mutex
 	read time.Time
@@ -194,10 +194,10 @@ type storage struct {
 func newStorage(reg prometheus.Registerer, nats NATS, series Series, logger *slog.Logger) *storage {
 	c := &storage{
 		nats: nats, max: series.upTo(MaxTopics), logger: logger,
-		used: desc("eventhub_storage_used_bytes"), left: desc("eventhub_storage_left_bytes"),
+		used: desc("eventhub_storage_used_bytes"), left: desc("eventhub_storage_left_bytes"), low: desc("eventhub_storage_low"),
 		streamUsed: desc("eventhub_stream_bytes"), streamLeft: desc("eventhub_stream_left_bytes"),
 	}
-	reg.MustRegister(collected{[]*prometheus.Desc{c.used, c.left, c.streamUsed, c.streamLeft}, c.collect})
+	reg.MustRegister(collected{[]*prometheus.Desc{c.used, c.left, c.low, c.streamUsed, c.streamLeft}, c.collect})
 	return c
 }
 
@@ -213,7 +213,13 @@ func (c *storage) collect(set func(d *prometheus.Desc, value float64, labels ...
 			storage string
 			used    uint64
 			left    int64
-		}{{"file", info.FileBytes, info.FileLeft}, {"memory", info.MemoryBytes, info.MemoryLeft}} {
+			low     bool
+		}{{"file", info.FileBytes, info.FileLeft, info.FileLow}, {"memory", info.MemoryBytes, info.MemoryLeft, info.MemoryLow}} {
+			low := 0.0
+			if of.low {
+				low = 1
+			}
+			set(c.low, low, of.storage)
 			left := math.Inf(1)
 			if of.left >= 0 {
 				left = float64(of.left)

@@ -102,6 +102,7 @@ var definitions = []definition{
 	{"eventhub_spans_dropped_total", counter, "Spans that the collector did not get, by reason: open_spans and queue (limits of the hub), export (a batch could not be sent), rejected (by the collector).", []string{"reason"}},
 	{"eventhub_spans_exported_total", counter, "Spans that the collector has taken.", nil},
 	{"eventhub_storage_left_bytes", gauge, "Bytes that NATS may still store in files and in memory: up to the bound of its account, and up to the end of the disk for the embedded server; +Inf where no bound is known. Absent while NATS does not answer.", []string{"storage"}},
+	{"eventhub_storage_low", gauge, "1 while clients store nothing, because NATS has no room for more in files or in memory than what the hub keeps for itself, else 0. Absent while NATS does not answer.", []string{"storage"}},
 	{"eventhub_storage_used_bytes", gauge, "Bytes that NATS stores in files and in memory, those of other programs of its account included. Absent while NATS does not answer.", []string{"storage"}},
 	{"eventhub_stream_bytes", gauge, "Bytes in a stream that has a bound in bytes, and what happens at the bound. Every hub reports all streams.", streamLabels},
 	{"eventhub_stream_left_bytes", gauge, "Bytes that a stream with a bound in bytes may still store. Every hub reports all streams.", streamLabels},

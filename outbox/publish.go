@@ -163,8 +163,8 @@ func away(err error) bool {
 		return true
 	}
 	e, ok := errors.AsType[*jetstream.Error](err)
-	if ok && e.Code == jetstream.CodeTopicFull {
-		return true // until the topic has room
+	if ok && (e.Code == jetstream.CodeTopicFull || e.Code == jetstream.CodeStorageLow) {
+		return true // until the topic, or NATS, has room
 	}
 	if !ok || turnedDown(err) || errors.Is(err, jetstream.ErrTooLarge) {
 		return false

@@ -179,6 +179,7 @@ func (r *Record) options() jetstream.PublishOptions {
 	}
 	return jetstream.PublishOptions{
 		ID: r.ID, Key: r.Key, TS: r.TS, HasTS: true, SID: r.SID, Headers: headers, Tags: r.Tags, CausedBy: r.CausedBy, Tombstone: r.Tombstone,
+		Yield: true, // a record that waits is not lost
 	}
 }
 

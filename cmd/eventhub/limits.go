@@ -86,6 +86,10 @@ type limitFlags struct {
 	TopicPublishes     quota         `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
 	PrincipalPublishes quota         `env:"PRINCIPAL_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per principal through this hub, or off."`
 
+	PrincipalBytes  quota `env:"PRINCIPAL_BYTES" default:"134217728/268435456" placeholder:"RATE/BURST" help:"Bytes that a principal may publish through this hub, with 128 for each event: per second, and at once; or off."`
+	PrincipalStored int   `env:"PRINCIPAL_STORED" placeholder:"BYTES" help:"Bytes that a principal may publish through this hub in 7 days, while less than twice the reserve is left. Default: a quarter of what is left at the start."`
+	StorageReserve  int   `env:"STORAGE_RESERVE" placeholder:"BYTES" help:"Bytes of what NATS may store that clients leave to the hub. Default: a tenth, at most 1 GiB."`
+
 	OpenSpans int `env:"OPEN_SPANS" default:"10000" help:"Spans that have begun and not ended. Further publishes and deliveries have no spans."`
 
 	CountOwnToken bool `env:"COUNT_OWN_TOKEN" help:"Apply new-groups and principal-groups to the hub's own token, too."`
@@ -168,6 +172,8 @@ func (f limitFlags) validate() (faults []error) {
 		{"outbox-bytes", f.OutboxBytes, 1},
 		{"principal-outbox-pending", f.PrincipalOutboxPending, 0},
 		{"principal-outbox-bytes", f.PrincipalOutboxBytes, 0},
+		{"principal-stored", f.PrincipalStored, 0},
+		{"storage-reserve", f.StorageReserve, 0},
 	} {
 		if l.value < l.least {
 			bad(l.name, l.value)
@@ -288,6 +294,10 @@ func (f limitFlags) bus() jetstream.Limits {
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
 		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay, StuckAfter: f.StuckAfter,
 		DeadLetterRate: f.DeadLetterBytes.rate, DeadLetterBurst: f.DeadLetterBytes.burst,
+		StorageReserve: int64(f.StorageReserve), StorageShare: f.PrincipalStored,
+	}
+	if l.PublishRate, l.PublishBurst = f.PrincipalBytes.rate, f.PrincipalBytes.burst; f.PrincipalBytes == (quota{}) {
+		l.PublishRate, l.PublishBurst = maxQuota, maxQuota
 	}
 	if f.DeadLetterBytes == (quota{}) {
 		l.DeadLetterRate, l.DeadLetterBurst = maxQuota, maxQuota // more than any disk takes
@@ -315,6 +325,7 @@ func (f limitFlags) lines() [][2]string {
 		{"", fmt.Sprintf("broadcast topics %d, of one principal %s; %d of their events are kept, %d bytes, and %d bytes of all topics; a broadcast begins at most %d events behind the end; events that are read for broadcasts of a principal that are behind %v; %d names are kept for presence", f.Tails, or(f.PrincipalTails, "a quarter of them"), f.RingFrames, f.RingBytes, f.RingTotal, f.CatchUp, f.CatchUpRate, f.Presence)},
 		{"", fmt.Sprintf("waiting in the outbox %d, of one principal %s; bytes %d, of one principal %s; bytes that a principal may post %v", f.OutboxPending, or(f.PrincipalOutboxPending, "half of them"), f.OutboxBytes, or(f.PrincipalOutboxBytes, "half of them"), f.OutboxRate)},
 		{"", fmt.Sprintf("frames %v; settles %v; publishes to a topic %v, of a principal %v; of a principal's native clients, messages %v, requests %v, bytes %v", f.Frames, f.Settles, f.TopicPublishes, f.PrincipalPublishes, f.NativeMessages, f.NativeRequests, f.NativeBytes)},
+		{"", fmt.Sprintf("bytes that a principal publishes %v; bytes of storage for the hub alone %s; bytes of a principal in 7 days, while little is left, %s", f.PrincipalBytes, or(f.StorageReserve, "a tenth, at most 1 GiB"), or(f.PrincipalStored, "a quarter of what is left at the start"))},
 		{"", fmt.Sprintf("topics %d, of one principal %s, new ones %d; new keys %v, in 30 days %d, new processes %v; payload %d bytes; frame %s; unfinished frames %d bytes, events held %d bytes, of an ordered group %d; %d pages of %d bytes, %d exports at a time", f.Topics, or(f.PrincipalTopics, "a quarter of them"), f.NewTopics, f.NewKeys, f.KeyShare, f.NewProcesses, f.Payload, or(f.Frame, "4 MiB or twice the payload"), f.InboundBytes, f.HeldBytes, f.OrderedWindow, f.Pages, f.PageBytes, f.Exports)},
 		{"", fmt.Sprintf("groups of a principal %d, new ones %d, the hub's own token %s; of a stream %d; %d subscribe at a time, of one principal %s; events held by a principal %s, for %v at a time, and not read %s", f.PrincipalGroups, f.NewGroups, map[bool]string{true: "too", false: "any"}[f.CountOwnToken], f.StreamGroups, f.Joins, or(f.PrincipalJoins, "a 32nd of them"), or(f.PrincipalHeld, "50000"), f.Lease, or(f.PrincipalUnread, "10000"))},
 		{"", fmt.Sprintf("searches for an afterId %d, of one principal %s; dead letters of a principal %v bytes, %d in 30 days; refused tokens of an address %v, checked %v", f.IDSearches, or(f.PrincipalIDSearches, "half of them"), f.DeadLetterBytes, f.DeadLetterShare, f.BadTokens, f.TokenChecks)},

@@ -67,6 +67,7 @@ var hubCodes = map[string]bool{
 	"rate_limited":       true,
 	"schema_conflict":    false,
 	"schema_invalid":     false,
+	"storage_low":        true,
 	"subscribe_failed":   true, // likewise
 	"token_expired":      false,
 	"topic_full":         true,

@@ -23,6 +23,7 @@ export const hubCodes = {
   rate_limited: true,
   schema_conflict: false,
   schema_invalid: false,
+  storage_low: true,
   subscribe_failed: true, // likewise
   token_expired: false,
   topic_full: true,

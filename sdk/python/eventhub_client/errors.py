@@ -29,6 +29,7 @@ hub_codes: Mapping[str, bool] = {
     "rate_limited": True,
     "schema_conflict": False,
     "schema_invalid": False,
+    "storage_low": True,
     "subscribe_failed": True,  # likewise
     "token_expired": False,
     "topic_full": True,

@@ -1,0 +1,252 @@
+package jetstream
+
+import (
+	"cmp"
+	"log/slog"
+	"math"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/quota"
+)
+
+// What NATS may store has a part that clients do not get (Limits.StorageReserve). It is for what
+// the hub must write so that events can be settled: attempts, dead letters, leases, positions. The
+// bus asks NATS now and then how much is left, and counts what it publishes in between.
+
+const (
+	// headroomEvery is the time between two questions, and headroomPause the least, for which a
+	// bus waits that publishes much.
+	headroomEvery = 5 * time.Second
+	headroomPause = 100 * time.Millisecond
+	// defaultReserve is the reserve, of a small store a part of reserveOf.
+	defaultReserve = 1 << 30
+	reserveOf      = 10
+	// againPart is the part of the reserve, or of what clients may store, that must be left beyond
+	// the reserve before clients that stored nothing store again.
+	againPart = 4
+	// shareOf is the part of what is left at the start that a client may store in storedAge.
+	shareOf   = 4
+	storedAge = 7 * 24 * time.Hour
+	// eventOverhead is what an event takes beside its payload, key and headers: its subject, and
+	// what the server writes.
+	eventOverhead = 128
+	// unbounded is the headroom of a store of which no bound is known.
+	unbounded = math.MaxInt64 / 4
+)
+
+// headroom is what clients may still store in files, or in memory.
+type headroom struct {
+	bus     *Bus
+	storage string       // for the log
+	left    atomic.Int64 // bytes beyond the reserve; publishes take from them
+	soon    atomic.Int64 // at how many bytes NATS is asked again
+	reserve atomic.Int64
+	low     atomic.Bool // clients store nothing
+	// sent is the bytes of all publishes, and answered those of publishes with an outcome.
+	sent, answered atomic.Int64
+}
+
+// headrooms are those of files and of memory.
+type headrooms struct {
+	bus          *Bus
+	file, memory headroom
+	wake         chan struct{}
+	published    *quota.Set // bytes, by client
+	stored       *quota.Set // the same over storedAge; nil: any
+}
+
+func newHeadrooms(b *Bus) *headrooms {
+	h := &headrooms{bus: b, wake: make(chan struct{}, 1), published: quota.New(float64(b.limits.PublishRate), b.limits.PublishBurst, b.limits.Topics, nil)}
+	for storage, r := range map[string]*headroom{"file": &h.file, "memory": &h.memory} {
+		r.bus, r.storage = b, storage
+		r.left.Store(unbounded)
+	}
+	return h
+}
+
+// of returns the headroom of a storage.
+func (h *headrooms) of(storage natsjs.StorageType) *headroom {
+	if storage == natsjs.MemoryStorage {
+		return &h.memory
+	}
+	return &h.file
+}
+
+// size is about what an event takes in a store.
+func (o *PublishOptions) size(payload []byte) int {
+	n := len(payload) + len(o.Key) + len(o.SID) + eventOverhead
+	for name, value := range o.Headers {
+		n += len(name) + len(value)
+	}
+	for _, list := range [][]string{o.Tags, o.CausedBy} {
+		for _, s := range list {
+			n += len(s)
+		}
+	}
+	return n
+}
+
+// admit takes an event of a client from its rations and from the room for its stream, or returns
+// the refusal. What the hub itself stores has neither, unless it can wait (PublishOptions.Yield).
+// Removals of keys make room, and may use half of the reserve.
+func (h *headrooms) admit(s *stream, payload []byte, opts *PublishOptions, client string) error {
+	named := rationed(client)
+	if !named && !opts.Yield {
+		return nil
+	}
+	n := opts.size(payload)
+	if named {
+		if wait := h.published.TakeN(client, n); wait > 0 {
+			h.bus.obs.LimitReached("publish_rate")
+			return &Error{Code: CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
+		}
+		if wait := h.stored.TakeN(client, n); wait > 0 && s.headroom.short() && !opts.Tombstone {
+			h.bus.obs.LimitReached("storage_share")
+			h.bus.often.Log(h.bus.ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
+			return &Error{Code: CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}
+		}
+	}
+	if !h.take(s.headroom, int64(n)*s.copies, opts.Tombstone) {
+		h.bus.obs.LimitReached("storage_reserve")
+		return storageLow(nil)
+	}
+	return nil
+}
+
+// short reports whether less than twice the reserve is left.
+func (r *headroom) short() bool { return r.left.Load() < r.reserve.Load() }
+
+// take takes n bytes of a store, or reports that clients do not get them.
+func (h *headrooms) take(r *headroom, n int64, removal bool) bool {
+	least := int64(0)
+	if removal {
+		least = -r.reserve.Load() / 2
+	} else if r.low.Load() {
+		return false
+	}
+	left := r.left.Add(-n)
+	if left < r.soon.Load() {
+		select {
+		case h.wake <- struct{}{}:
+		default:
+		}
+	}
+	if left >= least {
+		return true
+	}
+	r.left.Add(n)
+	if !removal {
+		r.set(true)
+	}
+	return false
+}
+
+// storageLow is what clients are told while only the hub itself stores.
+func storageLow(cause error) error {
+	return &Error{Code: CodeStorageLow, Msg: "the event store has no room left for clients: nothing was stored; try again when events were removed, or the store was enlarged", Wait: headroomEvery, Err: cause}
+}
+
+// storeFull reports whether NATS refused to store something because its disk is full, or the bound
+// of its account or server is reached, and not because of a bound of the stream.
+func storeFull(code natsjs.ErrorCode, description string) bool {
+	return code == errAccountResources || code == errServerResources || code == errReserved ||
+		code == errCodeStoreFailed && strings.HasSuffix(description, syscall.ENOSPC.Error())
+}
+
+// Errors of a server that has no room.
+const (
+	errAccountResources natsjs.ErrorCode = 10002 // the bound of the account is reached
+	errServerResources  natsjs.ErrorCode = 10023 // the bound of the server is reached
+	errReserved         natsjs.ErrorCode = 10047 // what a new stream would reserve is not there
+)
+
+// watch asks NATS for its room until the bus closes.
+func (h *headrooms) watch() {
+	b := h.bus
+	every := cmp.Or(b.cfg.askStorage, headroomEvery)
+	tick := time.NewTimer(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-tick.C:
+		case <-h.wake:
+		}
+		h.look()
+		_ = b.pause(b.ctx, headroomPause) // an error means that the bus closes
+		tick.Reset(every)
+	}
+}
+
+// look asks NATS for its room.
+func (h *headrooms) look() {
+	b := h.bus
+	file, memory := h.file.answered.Load(), h.memory.answered.Load()
+	info, err := b.Admin().NATS().Info(b.ctx)
+	if err != nil {
+		if b.ctx.Err() == nil {
+			b.often.Log(b.ctx, slog.LevelWarn, "failed to ask NATS how much it may still store; retrying", "", slog.Any("error", err))
+		}
+		return
+	}
+	h.file.note(info.FileBytes, info.FileLeft, file)
+	h.memory.note(info.MemoryBytes, info.MemoryLeft, memory)
+}
+
+// note notes how much a store may still take. answered is what had an outcome before NATS was
+// asked: what was sent by now and is not part of it may still have to be stored.
+func (r *headroom) note(used uint64, left, answered int64) {
+	if left < 0 {
+		r.left.Store(unbounded)
+		r.set(false)
+		return
+	}
+	all := int64(min(used, unbounded)) + min(left, unbounded) //nolint:gosec // bounded
+	reserve := cmp.Or(r.bus.limits.StorageReserve, min(defaultReserve, all/reserveOf))
+	room := left - reserve - (r.sent.Load() - answered)
+	r.reserve.Store(reserve)
+	r.soon.Store(room / 2)
+	r.left.Store(room)
+	least := reserve
+	if r.low.Load() { // clients are not let in and out
+		least += max(min(reserve, all-reserve)/againPart, 0)
+	}
+	r.set(left <= least)
+}
+
+// set notes whether clients store nothing, and has the log say when that changes.
+func (r *headroom) set(low bool) {
+	if r.low.Swap(low) == low {
+		return
+	}
+	if low {
+		r.bus.often.Log(r.bus.ctx, slog.LevelError, "nats has too little room left: clients store nothing until there is more", r.storage, slog.String("storage", r.storage))
+		return
+	}
+	r.bus.often.Log(r.bus.ctx, slog.LevelInfo, "nats has room again: clients store events", r.storage, slog.String("storage", r.storage))
+}
+
+// begin asks NATS for the first time, which says what a share of the store is.
+func (h *headrooms) begin() {
+	h.look()
+	share := h.bus.limits.StorageShare
+	if left := h.file.left.Load(); share == 0 && left < unbounded {
+		share = int(max(left/shareOf, h.file.reserve.Load()))
+	}
+	if share > 0 {
+		h.stored = quota.New(float64(share)/storedAge.Seconds(), share, h.bus.limits.Topics, nil)
+	}
+	h.bus.background(h.watch)
+}
+
+// StorageLow reports whether clients store nothing now, because the files or the memory of NATS
+// have no room left beyond Limits.StorageReserve.
+func (b *Bus) StorageLow() (file, memory bool) {
+	return b.headrooms.file.low.Load(), b.headrooms.memory.low.Load()
+}
