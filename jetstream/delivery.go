@@ -30,14 +30,15 @@ type Delivery struct {
 	// time, from 1. Attempt may skip numbers when a hub dies with events that it had not handed
 	// out.
 	Attempt int
-	// Redelivered says that the server has delivered the event before, even if that time nobody was
-	// handed the event: Attempt may be 1. Only events that come for the first time come in the
-	// order of the stream.
+	// Redelivered says that the event was delivered before, or was on its way to another member of
+	// this hub, even if that time nobody was handed the event: Attempt may be 1. Only events that
+	// come for the first time come in the order of the stream.
 	Redelivered bool
 	// Order is the server's count of deliveries to the group, from 1. Consecutive numbers within
 	// one Stretch mean that no other member got an event in between. An event that was put back
 	// after it was dead-lettered has Order 0 and Stretch 0: it is in no order with others. So has
-	// an event of an ordered group, whose members share one order per key.
+	// an event that was on its way to a member that paused or ended, and an event of an ordered
+	// group, whose members share one order per key.
 	Order uint64
 	// Stretch counts, from 1, how often the subscription has begun to listen: at its start, and
 	// again after a lost connection, a pause or a seek. Do not compare Order across stretches: the

@@ -49,6 +49,8 @@ type group struct {
 	letters  atomic.Int32  // dead letters that are not stored yet
 	seen     atomic.Int64  // when it was last noted that it has members; see keepSeen
 
+	lingering int // its inboxes that linger; guarded by Bus.lingering
+
 	// Guarded by Bus.groupMu.
 	users   int                        // how often share returned it
 	members map[*Subscription]struct{} // of this hub
@@ -150,6 +152,13 @@ func (b *Bus) membersOf(g *group) []*Subscription {
 	return slices.Collect(maps.Keys(g.members))
 }
 
+// reshare adds a use of a group that is in use.
+func (b *Bus) reshare(g *group) {
+	b.groupMu.Lock()
+	defer b.groupMu.Unlock()
+	g.users++
+}
+
 // unshare ends one use of the group, that of member s if it had entered.
 func (b *Bus) unshare(g *group, s *Subscription) {
 	b.groupMu.Lock()
@@ -169,7 +178,8 @@ func (b *Bus) unshare(g *group, s *Subscription) {
 	}
 }
 
-// eachGroup calls f for the groups that have members here, without holding the lock.
+// eachGroup calls f for the groups that have members here, or inboxes that linger, without holding
+// the lock.
 func (b *Bus) eachGroup(f func(*group)) {
 	b.groupMu.Lock()
 	groups := make([]*group, 0, len(b.groups))

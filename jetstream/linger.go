@@ -2,16 +2,20 @@ package jetstream
 
 import (
 	"context"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
 
 const (
-	// An inbox that lingers gives back what comes to it. As long as its pulls wait, the same event
-	// may come again: after freeBounces it waits, twice as long each time.
-	freeBounces   = 2
-	bounceBackOff = 10 * time.Millisecond
-	bounceMax     = 200 * time.Millisecond
+	// An inbox that lingers gives back what no other member of the hub takes. As long as its pulls
+	// wait, the same event may come again, at most as often as they ask for events. After a round
+	// through all inboxes that linger, and freeBounces more, it waits each time: for up to
+	// bouncePause, by chance, because the server deals events that come back in step always to the
+	// same pulls.
+	freeBounces = 4
+	bouncePause = 10 * time.Millisecond
 	// quietFor is how long nothing must come to the inboxes of a subscription that drains before
 	// they are unsubscribed, and quietMax how long that is waited for.
 	quietFor = 25 * time.Millisecond
@@ -24,19 +28,54 @@ type lingering struct {
 	inboxes map[*inbox]struct{}
 }
 
-// bounceDelay is how long an event waits that is given back after so many clients had not seen it.
-func bounceDelay(spared int) time.Duration {
-	if spared < freeBounces {
+// bounceDelay is how long an event of the group waits that is given back after so many clients had
+// not seen it.
+func (b *Bus) bounceDelay(g *group, spared int) time.Duration {
+	b.lingering.mu.Lock()
+	defer b.lingering.mu.Unlock()
+	if spared < freeBounces+g.lingering {
 		return 0
 	}
-	return min(bounceBackOff<<min(spared-freeBounces, 8), bounceMax)
+	return rand.N(bouncePause) //nolint:gosec // no secret
+}
+
+// bequeath gives what came to an inbox that lingers to a member of the group on this hub that asks
+// for events and has room. It reports false if there is none. Given back instead, the event may
+// come to inboxes that linger again and again.
+func (in *inbox) bequeath(d *Delivery, came incoming) bool {
+	if in.m.sub.keeper != nil {
+		return false // the owner of an ordered group has no other
+	}
+	for _, s := range in.m.sub.bus.membersOf(in.group) {
+		wanted := s.wants(d) // not under mu
+		s.mu.Lock()
+		i := slices.IndexFunc(s.members, func(m *member) bool { return m.group == in.group && m.inbox != nil })
+		if i < 0 || !s.running() || !s.room() {
+			s.mu.Unlock()
+			continue
+		}
+		d.m, d.cuts = s.members[i], s.link.cuts.Load()
+		// It is in no order with what comes to the member's own inbox.
+		d.Redelivered, d.Order, d.Stretch = true, 0, 0
+		d.m.take(d, wanted, came)
+		return true
+	}
+	return false
+}
+
+// room reports whether the subscription may hold one more event that it did not ask for. s.mu is
+// held.
+func (s *Subscription) room() bool {
+	return s.active+len(s.parked) < s.opts.MaxInFlight && s.heldBytes < s.bus.limits.HeldBytes &&
+		(s.heldBytes == 0 || s.bus.held.Load() < int64(s.bus.limits.HeldTotal)) && s.opts.Holder.room(s, 1) >= 1
 }
 
 // clustered reports whether the server that the link is connected to is one of several.
 func (l *link) clustered() bool { return l.cluster.Load() }
 
-// linger keeps a closed inbox until its pulls have ended, at the given time at the latest. It
-// reports false when too many linger.
+// linger keeps a closed inbox until its pulls have ended, at the given time at the latest. Until
+// then, members that join the group share what is known of it. linger reports false when too many
+// inboxes linger.
 func (b *Bus) linger(in *inbox, until int64) bool {
 	b.lingering.mu.Lock()
 	defer b.lingering.mu.Unlock()
@@ -47,6 +86,8 @@ func (b *Bus) linger(in *inbox, until int64) bool {
 	in.until = until
 	b.lingering.inboxes[in] = struct{}{}
 	in.m.sub.inboxes++
+	in.group.lingering++
+	b.reshare(in.group)
 	return true
 }
 
@@ -57,9 +98,11 @@ func (b *Bus) endLingering(in *inbox) {
 	if there {
 		delete(b.lingering.inboxes, in)
 		in.m.sub.inboxes--
+		in.group.lingering--
 	}
 	b.lingering.mu.Unlock()
 	if there {
+		b.unshare(in.group, nil)
 		_ = in.sub.Drain() // fails only when the connection is closed
 	}
 }

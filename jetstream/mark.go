@@ -137,7 +137,7 @@ func (b *Bus) watchGroups() {
 		now, asked := b.clock.now(), 0
 		b.eachGroup(func(g *group) {
 			g.keepSeen(b.link(), now)
-			if asked < watchBatch && g.due(now) {
+			if asked < watchBatch && g.due(now) && len(b.membersOf(g)) > 0 {
 				asked++
 				l := b.link()
 				g.ask(l, now, func(*consumerState) { g.putMark(l) })

@@ -67,7 +67,7 @@ type member struct {
 //
 // In a cluster, what the consumer's leader sends to an inbox that was just unsubscribed is dropped
 // at the route, and waits out AckWait. There a closed inbox lingers until its pulls have ended;
-// what still comes is given back.
+// what still comes goes to another member, or is given back.
 type inbox struct {
 	m         *member
 	group     *group
@@ -300,12 +300,12 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.spare(d, false)
 		return // it may have waited for too long to be ours still
 	}
-	wanted := !native.Covered(in.group.past.settled, meta.streamSeq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
 	if t := in.group.topic; t.schema != nil && meta.delivered == 1 {
 		if _, given := schemaHeader(d.Event.Headers); !given {
 			t.obs.SchemaUnversioned()
 		}
 	}
+	wanted, came := s.wants(d), incoming{now: now, sent: sent, storedAt: meta.storedAt, behind: behind}
 
 	s.mu.Lock()
 	current := m.inbox == in
@@ -328,33 +328,54 @@ func (in *inbox) receive(msg *nats.Msg) {
 			in.group.addUnsettled(meta.streamSeq)
 			return
 		}
-		d.bounced = true
 		s.mu.Unlock()
-		s.spare(d, true)
+		if !in.bequeath(d, came) {
+			d.bounced = true
+			s.spare(d, true)
+		}
 		return
 	}
 	m.large, m.lively, m.waits = false, true, 0
 	if m.requested > 0 {
 		m.waits = now
 	}
+	if m.first {
+		m.first = false
+		m.obs.Polled(time.Duration(now - m.pulled))
+	}
+	m.take(d, wanted, came)
+}
+
+// wants reports whether the subscriber is to get the event: it is neither settled nor filtered.
+func (s *Subscription) wants(d *Delivery) bool {
+	return !native.Covered(d.group.past.settled, d.seq) && (s.opts.Filter == nil || s.opts.Filter(&d.Event))
+}
+
+// incoming is how a delivery came.
+type incoming struct {
+	now      int64
+	sent     int64 // at the latest
+	storedAt int64 // in the consumer's stream, in epoch nanoseconds
+	behind   bool  // events may have been lost before it, and it waits until that is known
+}
+
+// take has the member hold a delivery. s.mu is held, and take releases it.
+func (m *member) take(d *Delivery, wanted bool, came incoming) {
+	s, now := m.sub, came.now
 	if d.knows == settled {
 		s.refillAt(now)
 		s.mu.Unlock()
 		d.tell(ackNow) // no other member needs it either
 		return
 	}
-	if now-sent >= int64(in.group.fence.usable) { // the server may have given the event to another
+	if now-came.sent >= int64(d.group.fence.usable) { // the server may have given it to another
 		s.refillAt(now)
 		s.mu.Unlock()
-		in.group.tooLate(d)
+		d.group.tooLate(d)
 		if s.keeper != nil {
 			s.keeper.expect(d)
 		}
 		return
-	}
-	if m.first {
-		m.first = false
-		m.obs.Polled(time.Duration(now - m.pulled))
 	}
 	if !wanted {
 		s.refillAt(now)
@@ -362,11 +383,11 @@ func (in *inbox) receive(msg *nats.Msg) {
 		d.tell(ackNow)
 		return
 	}
-	if behind {
+	if came.behind {
 		d.resolved, d.looking = false, true
 	}
 	s.hold(d)
-	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-meta.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
+	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-came.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
 		m.freshen(d)
 	}
 	direct := d.resolved && len(s.parked) == 0 && s.active < s.opts.MaxInFlight && s.opts.Holder.take(s)
@@ -384,8 +405,8 @@ func (in *inbox) receive(msg *nats.Msg) {
 	switch {
 	case direct:
 		s.hand(d)
-	case behind:
-		in.group.await(d)
+	case came.behind:
+		d.group.await(d)
 	case !d.resolved:
 		d.resolve()
 	}

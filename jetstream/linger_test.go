@@ -1,0 +1,69 @@
+package jetstream
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"eventhub/jetstream/natstest"
+)
+
+// In a cluster, the pulls of members that end or pause wait for 10 s more. Events that come to them
+// are at once another member's of the same hub, or soon one's of another hub, and have attempt 1.
+func TestPullsOfMembersThatLeftDelayNothing(t *testing.T) {
+	t.Parallel()
+	const left, events = 8, 20
+	servers := natstest.StartCluster(t, 3)
+	natstest.Look(t, natstest.URLs(servers)...).Replicating(3)
+	a, b := open(t, Config{URL: servers[0].URL(), Replicas: 3}), open(t, Config{URL: servers[1].URL(), Replicas: 3})
+	for _, leave := range []struct {
+		how string
+		f   func(*Subscription, context.Context) error
+	}{{"stop", (*Subscription).Stop}, {"disconnect", (*Subscription).Disconnect}, {"pause", (*Subscription).Pause}} {
+		for _, to := range []struct {
+			where string
+			bus   *Bus
+		}{{"the same hub", a}, {"another hub", b}} {
+			t.Run(leave.how+", then subscribe on "+to.where, func(t *testing.T) {
+				t.Parallel()
+				topic := fmt.Sprintf("%s-%p", leave.how, to.bus)
+				publish(t, b, topic, "first")
+				for range left {
+					s := take(t, a, topic, "g", SubscribeOptions{}).sub
+					if err := leave.f(s, t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				k := take(t, to.bus, topic, "g", SubscribeOptions{})
+				began := time.Now()
+				for i := range events {
+					err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Append(nil, i), PublishOptions{}, func(_ Receipt, err error) {
+						if err != nil {
+							t.Error(err)
+						}
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				most := 0
+				for range events {
+					d := k.next()
+					most = max(most, d.delivered)
+					if d.Attempt != 1 {
+						t.Errorf("event %s came as attempt %d; the server delivered it %d times", d.Event.Payload, d.Attempt, d.delivered)
+					}
+				}
+				took := time.Since(began)
+				t.Logf("%d events came within %v, after up to %d deliveries", events, took, most)
+				if to.bus == a && most > 1 {
+					t.Errorf("the server delivered an event %d times to one hub", most)
+				}
+				if took > 2*time.Second { // 1 s, and as much again for a busy machine
+					t.Errorf("%d events took %v", events, took)
+				}
+			})
+		}
+	}
+}
