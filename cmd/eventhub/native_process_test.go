@@ -185,7 +185,7 @@ var nativeTries = map[string]func(t *testing.T, n *nativeClient){
 			}
 		}
 	}),
-	"NATIVE_BYTES": triesOfRate("native_bytes", "--limit-native-bytes=1000000/100000", func(t *testing.T, n *nativeClient) {
+	"PRINCIPAL_BYTES": triesOfRate("native_bytes", "--limit-principal-bytes=1000000/100000", func(t *testing.T, n *nativeClient) {
 		t.Helper()
 		for range 6 {
 			if err := n.nc.Publish("event.rated", make([]byte, 100_000)); err != nil {
