@@ -388,7 +388,7 @@ func (s *Subscription) Pause(ctx context.Context) error {
 	back := s.takeHeld()
 	s.closeInboxes()
 	s.mu.Unlock()
-	s.giveBack(back)
+	s.giveBack(back) //nolint:contextcheck // it goes on when nobody waits any more
 	s.returned(ctx)
 	if err := s.flush(ctx); !errors.Is(err, errCut) {
 		return err
@@ -513,7 +513,7 @@ func (s *Subscription) Drain(ctx context.Context) error {
 		settled = s.settled
 	}
 	s.mu.Unlock()
-	s.giveBack(append(back, s.endInboxes(ctx)...))
+	s.giveBack(append(back, s.endInboxes(ctx)...)) //nolint:contextcheck // it goes on when nobody waits any more
 	if settled != nil {
 		select {
 		case <-settled:
@@ -550,7 +550,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		s.timer.Stop()
 		s.mu.Unlock()
 		s.opts.Holder.leave(s)
-		s.giveBackAll(back, lost)
+		s.giveBackAll(back, lost) //nolint:contextcheck // it goes on when nobody waits any more
 		for _, d := range failed {
 			s.bury(d, "connection lost")
 		}

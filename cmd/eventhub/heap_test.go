@@ -36,13 +36,14 @@ func TestAnIdleHeapShrinks(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	large := make([][]byte, 3*heapFloor>>10)
-	for i := range large {
-		large[i] = make([]byte, 1<<10)
-	}
-	runtime.GC() // the next one, by itself, is at twice this size
-	runtime.KeepAlive(large)
-	large = nil
+	func() {
+		large := make([][]byte, 3*heapFloor>>10)
+		for i := range large {
+			large[i] = make([]byte, 1<<10)
+		}
+		runtime.GC() // the next one, by itself, is at twice this size
+		runtime.KeepAlive(large)
+	}()
 	if n := used(); n < 2*heapFloor {
 		t.Fatalf("%d bytes are used", n)
 	}
