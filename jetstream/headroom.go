@@ -247,6 +247,6 @@ func (h *headrooms) begin() {
 
 // StorageLow reports whether clients store nothing now, because the files or the memory of NATS
 // have no room left beyond Limits.StorageReserve.
-func (b *Bus) StorageLow() (file, memory bool) {
-	return b.headrooms.file.low.Load(), b.headrooms.memory.low.Load()
+func (n NATS) StorageLow() (file, memory bool) {
+	return n.bus.headrooms.file.low.Load(), n.bus.headrooms.memory.low.Load()
 }

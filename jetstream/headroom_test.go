@@ -182,7 +182,7 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, "clients store again", func() bool { return publishFor(t, b, "orders", "victim", PublishOptions{}) == "" })
-			if file, _ := b.StorageLow(); file {
+			if file, _ := b.Admin().NATS().StorageLow(); file {
 				t.Error("the store is still low")
 			}
 		})
@@ -251,7 +251,7 @@ func TestAFullNATSIsNoFaultOfTheEvent(t *testing.T) {
 	if codeOf(t, err) != CodeStorageLow || Refused(err) {
 		t.Errorf("the refusal is %v", err)
 	}
-	if file, _ := b.StorageLow(); !file {
+	if file, _ := b.Admin().NATS().StorageLow(); !file {
 		t.Error("the store is not low")
 	}
 	if _, err := b.Publish(t.Context(), "other", []byte("1"), PublishOptions{}); codeOf(t, err) != CodeStorageLow {

@@ -31,7 +31,7 @@ func heldBy(subs ...*Subscription) (n int) {
 // are and whatever they ask for. One that takes what comes gets all all the same.
 func TestUnreadEventsAreBounded(t *testing.T) {
 	t.Parallel()
-	const events, groups, limit = 2000, 8, 500
+	const events, groups, limit = 1000, 5, 300
 	seen := new(counter)
 	b := open(t, Config{URL: natsServer(t)})
 	publish(t, b, "unread", numbers(events)...)

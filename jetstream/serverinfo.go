@@ -66,7 +66,7 @@ func (n NATS) Now(ctx context.Context) (time.Time, error) {
 // Info asks NATS about itself.
 func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 	var info ServerInfo
-	info.FileLow, info.MemoryLow = n.bus.StorageLow()
+	info.FileLow, info.MemoryLow = n.StorageLow()
 	for _, l := range n.bus.links {
 		info.Connections++
 		if l.nc.IsConnected() {

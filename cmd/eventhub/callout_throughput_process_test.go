@@ -31,7 +31,7 @@ func TestNativeThroughput(t *testing.T) {
 	hubs := make(map[string]*node)
 	for _, isolation := range []string{"off", "on"} {
 		hub := startNode(t, "--nats-listen=127.0.0.1:0", "--jwt-secret-file="+secretFile(t), "--nats-isolation="+isolation,
-			"--limit-native-messages=1000000000", "--limit-native-bytes=1000000000", "--limit-settles=1000000000")
+			"--limit-native-messages=1000000000", "--limit-principal-bytes=1000000000", "--limit-settles=1000000000")
 		maker := hub.dial()
 		if _, err := maker.Subscribe(ctx, "load", "g", wire.SubscribeOptions{From: "earliest"}, func(wire.Event) {}); err != nil {
 			t.Fatal(err)

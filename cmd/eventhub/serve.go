@@ -304,7 +304,7 @@ func (h *hub) parts() map[string]string {
 	if h.progress != nil {
 		parts["projector"] = h.progress.String()
 	}
-	if file, memory := h.bus.StorageLow(); file || memory {
+	if file, memory := h.bus.Admin().NATS().StorageLow(); file || memory {
 		parts["storage"] = "low: clients store nothing until there is more room"
 	}
 	return parts
