@@ -15,7 +15,7 @@ import (
 
 // strangerAttacks are those by connections that say nothing, without a token.
 var strangerAttacks = []attack{
-	{name: "strangers", run: attackStrangers, like: permittedConnections, beside: keptAlive},
+	{name: "strangers", run: attackStrangers, like: permittedConnections, beside: keptAlive, alone: true},
 }
 
 // attackStrangers opens connections to the listeners for native clients and for HTTP, sends

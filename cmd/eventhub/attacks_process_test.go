@@ -40,6 +40,9 @@ type attack struct {
 	// beside is what others do meanwhile, for so long, and returns their times; nil when the
 	// neighbour is enough.
 	beside func(t *testing.T, f *floodedHub, d time.Duration) latency
+	// alone keeps the attack from those of all at once: newcomers from the attackers' address have
+	// no room beside it.
+	alone bool
 	// check looks at the hub after the attack; nil when the neighbour's fate and the bounds of
 	// memory and disk say all.
 	check func(t *testing.T, f *floodedHub)

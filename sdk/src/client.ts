@@ -454,7 +454,7 @@ export async function connect(url: string, { connectTimeoutMs = 30_000, signal, 
     void client.close({ timeoutMs: 0 });
     if (!timeout.signal.aborted) throw error;
     if (signal?.aborted) throw aborted(signal);
-    throw new EventHubError("connect_timeout", `There is no connection after ${connectTimeoutMs} ms: ${last?.message ?? "the hub does not answer"}`, true, { cause: last });
+    throw new EventHubError("connect_timeout", `No connection after ${connectTimeoutMs} ms: ${last?.message ?? "The hub does not answer."}`, true, { cause: last });
   } finally {
     clearTimeout(timer);
     off();

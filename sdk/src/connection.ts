@@ -150,7 +150,7 @@ export class Connection {
       } catch (cause) {
         // The platform refuses the address itself: it is malformed, or not allowed on this page.
         const epoch = this.#epoch;
-        queueMicrotask(() => this.#epoch === epoch && this.#end("refused", new EventHubError("gave_up", `The address is not usable: ${cause as Error}`, false, { cause })));
+        queueMicrotask(() => this.#epoch === epoch && this.#end("refused", new EventHubError("gave_up", `Bad address: ${cause as Error}`, false, { cause })));
       }
     },
     auth: () => this.#auth(),

@@ -108,7 +108,7 @@ export class Subscription<T = any> implements Member {
   ) {
     const { ack, concurrency, maxLeaseMs, signal, extra, ...opts } = options;
     if (concurrency !== undefined && !(concurrency > 0 && concurrency % 1 === 0)) {
-      throw new EventHubError("bad_options", "concurrency must be 1, 2 or more");
+      throw new EventHubError("bad_options", "concurrency must be 1 or more");
     }
     if (concurrency) opts.maxInFlight ??= Math.min(10_000, Math.max(2 * concurrency, 16));
     this.#hub = hub;
