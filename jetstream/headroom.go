@@ -35,6 +35,9 @@ const (
 	// eventOverhead is what an event takes beside its payload, key and headers: its subject, and
 	// what the server writes.
 	eventOverhead = 128
+	// rationedAtOnce is how many bytes a Publisher takes from the rations of its client at a time,
+	// so that not every event costs two locks.
+	rationedAtOnce = 64 << 10
 	// unbounded is the headroom of a store of which no bound is known.
 	unbounded = math.MaxInt64 / 4
 )
@@ -47,8 +50,11 @@ type headroom struct {
 	soon    atomic.Int64 // at how many bytes NATS is asked again
 	reserve atomic.Int64
 	low     atomic.Bool // clients store nothing
-	// sent is the bytes of all publishes, and answered those of publishes with an outcome.
-	sent, answered atomic.Int64
+	// sent is the bytes of all publishes, and answered those of publishes with an outcome. Other
+	// processors count the latter.
+	sent     atomic.Int64
+	_        [64]byte
+	answered atomic.Int64
 }
 
 // headrooms are those of files and of memory.
@@ -78,7 +84,7 @@ func (h *headrooms) of(storage natsjs.StorageType) *headroom {
 }
 
 // size is about what an event takes in a store.
-func (o *PublishOptions) size(payload []byte) int {
+func (o *PublishOptions) size(payload []byte) int64 {
 	n := len(payload) + len(o.Key) + len(o.SID) + eventOverhead
 	for name, value := range o.Headers {
 		n += len(name) + len(value)
@@ -88,33 +94,56 @@ func (o *PublishOptions) size(payload []byte) int {
 			n += len(s)
 		}
 	}
-	return n
+	return int64(n)
 }
 
-// admit takes an event of a client from its rations and from the room for its stream, or returns
-// the refusal. What the hub itself stores has neither, unless it can wait (PublishOptions.Yield).
-// Removals of keys make room, and may use half of the reserve.
-func (h *headrooms) admit(s *stream, payload []byte, opts *PublishOptions, client string) error {
-	named := rationed(client)
-	if !named && !opts.Yield {
+// admit takes an event of opts.bytes from the rations of its client and from the room for its
+// stream, or returns the refusal. The hub's own events need neither, unless they can wait
+// (PublishOptions.Yield). Removals of keys make room, and may use half of the reserve.
+func (h *headrooms) admit(p *Publisher, s *stream, opts *PublishOptions, client string) error {
+	switch {
+	case rationed(client):
+		if err := h.ration(p, s, opts, client); err != nil {
+			return err
+		}
+	case !opts.Yield:
 		return nil
 	}
-	n := opts.size(payload)
-	if named {
-		if wait := h.published.TakeN(client, n); wait > 0 {
-			h.bus.obs.LimitReached("publish_rate")
-			return &Error{Code: CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
-		}
-		if wait := h.stored.TakeN(client, n); wait > 0 && s.headroom.short() && !opts.Tombstone {
-			h.bus.obs.LimitReached("storage_share")
-			h.bus.often.Log(h.bus.ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
-			return &Error{Code: CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}
-		}
-	}
-	if !h.take(s.headroom, int64(n)*s.copies, opts.Tombstone) {
+	if !h.take(s.headroom, opts.bytes*s.copies, opts.Tombstone) {
 		h.bus.obs.LimitReached("storage_reserve")
 		return storageLow(nil)
 	}
+	return nil
+}
+
+// ration takes an event from the rations of its client. What p takes in advance is lost with p.
+func (h *headrooms) ration(p *Publisher, s *stream, opts *PublishOptions, client string) error {
+	n, own := opts.bytes, client == p.client
+	if own {
+		if p.advance.Add(-n) >= 0 {
+			return nil
+		}
+		p.advance.Add(n)
+	}
+	taken := n
+	if own {
+		taken = max(n, rationedAtOnce)
+	}
+	wait := h.published.TakeN(client, int(taken))
+	if wait > 0 && taken > n {
+		taken = n
+		wait = h.published.TakeN(client, int(taken))
+	}
+	if wait > 0 {
+		h.bus.obs.LimitReached("publish_rate")
+		return &Error{Code: CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
+	}
+	if wait := h.stored.TakeN(client, int(taken)); wait > 0 && s.headroom.short() && !opts.Tombstone {
+		h.bus.obs.LimitReached("storage_share")
+		h.bus.often.Log(h.bus.ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
+		return &Error{Code: CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}
+	}
+	p.advance.Add(taken - n)
 	return nil
 }
 

@@ -62,6 +62,7 @@ type PublishOptions struct {
 	// with storage_low like those of clients (Limits.StorageReserve).
 	Yield bool
 
+	bytes  int64     // in the store
 	origin originRef // of a dead letter: where its event was stored
 	// schemaVersion is the version that the hub stamps the event with; 0: none
 	schemaVersion int
@@ -94,7 +95,8 @@ type Publisher struct {
 	link   *link
 	client string // whose new topics are counted; "" for the hub itself
 
-	inFlight gate // of unanswered publishes
+	inFlight gate         // of unanswered publishes
+	advance  atomic.Int64 // bytes taken from the client's rations and not used
 }
 
 // NewPublisher returns a new Publisher. A Publisher is cheap; create one for each client session.
@@ -105,7 +107,10 @@ func (b *Bus) NewPublisher() *Publisher { return b.newPublisher(b.unnamed()) }
 // CountFor makes the topics that this Publisher creates from now on count for a client
 // (Limits.TopicsPerClient). All Publishers and subscriptions (SubscribeOptions.CountFor) with the
 // same client share one count. client must not be empty and must not begin with NUL.
-func (p *Publisher) CountFor(client string) { p.client = client }
+func (p *Publisher) CountFor(client string) {
+	p.client = client
+	p.advance.Store(0)
+}
 
 // Publish is PublishAsync that waits: it stores one event and returns once the stream has confirmed
 // it. Errors are those of PublishAsync and of its done. When ctx ends first, the *Error
@@ -177,7 +182,8 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 			t.obs.SchemaBroken(false)
 		}
 	}
-	if err := p.bus.headrooms.admit(t.stream, payload, opts, client); err != nil {
+	opts.bytes = opts.size(payload)
+	if err := p.bus.headrooms.admit(p, t.stream, opts, client); err != nil {
 		return err
 	}
 	if t.derived != nil {
@@ -393,7 +399,10 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 	default:
 		w.msg.Header = opts.header(w.topic, w.id, given)
 	}
-	w.size = int64(opts.size(payload)) * w.topic.stream.copies
+	if opts.bytes == 0 { // an event of the hub's own, which was not admitted
+		opts.bytes = opts.size(payload)
+	}
+	w.size = opts.bytes * w.topic.stream.copies
 	w.topic.stream.headroom.sent.Add(w.size)
 	return nil
 }

@@ -176,7 +176,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 		k.none = b.clock.now()
 		return nil, errNoSchedules
 	}
-	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)), headroom: b.headrooms.of(info.Config.Storage)}
+	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)), headroom: b.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:
