@@ -14,8 +14,11 @@ import (
 const heapFloor = 64 << 20
 
 // heapRest is how long a heap above heapFloor may hold garbage. Go alone would wait until the heap
-// has doubled, or for two minutes, so a hub whose clients have gone would keep what these needed.
-const heapRest = 5 * time.Second
+// has doubled, or for heapRestMost, so a hub whose clients have gone would keep what these needed.
+const (
+	heapRest     = 5 * time.Second
+	heapRestMost = 2 * time.Minute
+)
 
 // keepHeapFloor lets the heap grow up to heapFloor, and has it shrink, until release is called. It
 // holds half of heapFloor as one allocation, which is never written to and therefore takes no
@@ -36,22 +39,31 @@ func keepHeapFloor() (release func()) {
 }
 
 // shrinkHeap collects garbage that nothing else collects within a time, while the heap is above
-// heapFloor.
+// heapFloor. Where that frees less than a tenth, the next time is twice as long.
 func shrinkHeap(stop <-chan struct{}, within time.Duration) {
-	tick := time.NewTicker(within)
-	defer tick.Stop()
+	rest := within
+	timer := time.NewTimer(rest)
+	defer timer.Stop()
 	now := []metrics.Sample{{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/memory/classes/heap/objects:bytes"}}
 	for cycles := uint64(0); ; {
 		select {
 		case <-stop:
 			return
-		case <-tick.C:
+		case <-timer.C:
 		}
 		metrics.Read(now)
-		if now[0].Value.Uint64() == cycles && now[1].Value.Uint64() > heapFloor {
+		used := now[1].Value.Uint64()
+		switch {
+		case now[0].Value.Uint64() != cycles:
+			rest = within
+		case used > heapFloor:
 			runtime.GC()
 			metrics.Read(now)
+			if rest = min(2*rest, heapRestMost); now[1].Value.Uint64() < used-used/10 {
+				rest = within
+			}
 		}
 		cycles = now[0].Value.Uint64()
+		timer.Reset(rest)
 	}
 }
