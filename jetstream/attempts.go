@@ -215,8 +215,8 @@ func (a *attempts) settledUpTo(floor uint64, before int64) {
 }
 
 // restingGroups are the accounts of groups whose last member on this hub has left. A member that
-// comes back would otherwise ask the bucket about each event that it had before. What other hubs
-// had meanwhile shows in the server's count.
+// comes back would otherwise ask the bucket about each event that it had before. Deliveries
+// by other hubs meanwhile show in the server's count.
 type restingGroups struct {
 	mu    sync.Mutex
 	byKey map[string]restingGroup

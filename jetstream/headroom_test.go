@@ -98,8 +98,8 @@ func publishFor(t *testing.T, b *Bus, topic, client string, opts PublishOptions)
 	return ""
 }
 
-// A client that fills the disk, or the account, stops at the reserve. What the hub needs so that
-// events are settled goes on, and so do removals of keys. When there is room, clients store again.
+// A client that fills the disk, or the account, stops at the reserve. Writes that settle
+// events go on, and so do removals of keys. When there is room, clients store again.
 func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 	t.Parallel()
 	const room, reserve = 64 << 20, 32 << 20
@@ -152,7 +152,7 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 			if _, err := b.existing(t.Context(), "new"); !errors.Is(err, ErrNotFound) {
 				t.Errorf("a topic was made for a client: %v", err)
 			}
-			// What waits for a NATS elsewhere takes nothing of its disk.
+			// An event that waits here takes nothing of the disk of a NATS elsewhere.
 			if err := b.publisher.Admit(t.Context(), "orders", []byte("1"), &PublishOptions{CountFor: "victim"}); (err != nil) != (cfg.Server != nil) {
 				t.Errorf("an event to publish later gets %v", err)
 			}

@@ -102,8 +102,8 @@ func (h *Holder) room(s *Subscription, n int) int {
 	return min(n, left)
 }
 
-// full reports whether subscriptions that have something may fetch no more. Who has nothing always
-// fetches a little, so that those who do not take what is theirs stop nobody else.
+// full reports whether subscriptions that have something may fetch no more. A subscription that has
+// nothing always fetches a little, so that subscribers that take nothing stop no others.
 func (h *Holder) full() bool {
 	if h == nil || h.limits.Unread == 0 || h.unread.Load() < int64(h.limits.Unread) {
 		return false

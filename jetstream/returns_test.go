@@ -28,7 +28,7 @@ func heldBy(subs ...*Subscription) (n int) {
 }
 
 // Subscriptions that take nothing fetch little more than their Holder allows, however many there
-// are and whatever they ask for. One that takes what comes gets all all the same.
+// are and whatever they ask for. One that takes what comes still gets all.
 func TestUnreadEventsAreBounded(t *testing.T) {
 	t.Parallel()
 	const events, groups, limit = 1000, 5, 300

@@ -26,10 +26,18 @@ var outboxAttacks = []attack{
 
 // attackTopics posts to ever new topics.
 func attackTopics(ctx context.Context, a *attacker) {
+	makeTopics(ctx, a, func(name string) (status int) {
+		status, _ = a.ask(ctx, http.MethodPost, "/outbox/attack.topics."+name, strings.NewReader("1"))
+		return status
+	})
+}
+
+// makeTopics makes topics until ctx ends, each with another name.
+func makeTopics(ctx context.Context, a *attacker, ask func(name string) (status int)) {
 	var made, refused atomic.Int64
 	a.crowd(ctx, 16, func(w, round int) {
-		switch status, _ := a.ask(ctx, http.MethodPost, fmt.Sprintf("/outbox/attack.topics.%d.%d", w, round), strings.NewReader("1")); status {
-		case http.StatusAccepted:
+		switch ask(fmt.Sprintf("%d.%d", w, round)) {
+		case http.StatusOK, http.StatusCreated, http.StatusAccepted:
 			made.Add(1)
 		case http.StatusTooManyRequests:
 			refused.Add(1)
@@ -51,16 +59,10 @@ func checkTopics(t *testing.T, f *floodedHub) {
 
 // attackOperators makes ever new topics over the ops port.
 func attackOperators(ctx context.Context, a *attacker) {
-	var made, refused atomic.Int64
-	a.crowd(ctx, 16, func(w, round int) {
-		switch status, _ := askWith(ctx, a.token, http.MethodPut, fmt.Sprintf("%s/topics/attack.operators.%d.%d", a.ops, w, round), nil); status {
-		case http.StatusOK, http.StatusCreated:
-			made.Add(1)
-		case http.StatusTooManyRequests:
-			refused.Add(1)
-		}
+	makeTopics(ctx, a, func(name string) (status int) {
+		status, _ = askWith(ctx, a.token, http.MethodPut, a.ops+"/topics/attack.operators."+name, nil)
+		return status
 	})
-	a.report("%d topics, %d refused", made.Load(), refused.Load())
 }
 
 // checkOperators has somebody else make a topic.
