@@ -190,7 +190,7 @@ func TestGetManyBesideWriters(t *testing.T) {
 	const keys = 24
 	b := open(t, Config{Topics: compactedRules})
 	defer busy(t, b, keys, `"`+strings.Repeat("x", 2*directBytes/keys)+`"`)()
-	for range 5 {
+	for range 3 {
 		found, err := b.Keys("state.a").GetMany(t.Context(), numbers(keys))
 		if err != nil {
 			t.Fatal(err)
