@@ -358,7 +358,7 @@ func (c *cast) join(ctx, connection context.Context) (start castStart, err error
 		return start, &jetstream.Error{Code: string(codeOverloaded), Msg: "Too many subscriptions are being made: try again later."}
 	}
 	defer srv.joins.Leave(c.client)
-	if c.caster, err = srv.casterOf(ctx, c.topic, c.opts.version); err != nil {
+	if c.caster, err = srv.casterOf(ctx, c.topic, c.opts.version, c.client); err != nil {
 		return start, err
 	}
 	c.tail, err = srv.tails.Join(ctx, c.topic, c.client, c.form())
@@ -395,8 +395,8 @@ func (c *cast) form() broadcast.Form {
 		return broadcast.Form{}
 	}
 	k, srv := c.caster, c.srv // the Tail outlives the broadcast
-	return broadcast.Form{Version: c.opts.version, Frame: func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) ([]byte, error) {
-		return srv.frameCast(srv.ctx, dst, k, topic, at, e)
+	return broadcast.Form{Version: c.opts.version, Frame: func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event, client string) ([]byte, error) {
+		return srv.frameCast(srv.ctx, dst, k.countFor(client), topic, at, e)
 	}}
 }
 
@@ -561,6 +561,9 @@ func (c *cast) goLive() {
 
 // Wake implements broadcast.Listener.
 func (c *cast) Wake() { c.to.wake(c) }
+
+// Client implements broadcast.Listener.
+func (c *cast) Client() string { return c.client }
 
 // End implements broadcast.Listener: the topic is gone, or cannot be read.
 func (c *cast) End(error) {

@@ -1,12 +1,18 @@
 package facade
 
 import (
+	"bytes"
+	"context"
 	"io"
+	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"eventhub/jetstream/cputime"
 )
 
 // Content codings of long answers.
@@ -15,6 +21,8 @@ const (
 	codingZstd = "zstd"
 	// packWindow is how far a zstd encoder looks back, in bytes. Encoder and decoder hold so many.
 	packWindow = 1 << 20
+	// packTime is about what it takes to compress a byte.
+	packTime = 3 * time.Nanosecond
 )
 
 // contentCoding returns the coding of an answer: the one of ours that an Accept-Encoding (RFC 9110,
@@ -42,18 +50,41 @@ func contentCoding(lists []string) string {
 	return name
 }
 
-// newPacker returns a writer that compresses for a client on the fly.
-func newPacker(coding string, w io.Writer) io.WriteCloser {
+// packer compresses an answer on the fly, within the ration of time of a client.
+type packer struct {
+	ration *cputime.Ration
+	client string
+	packed bytes.Buffer
+	to     io.WriteCloser
+}
+
+// newPacker returns a packer for a client.
+func newPacker(coding string, ration *cputime.Ration, client string) *packer {
+	p := &packer{ration: ration, client: client}
+	var err error
 	if coding == codingZstd {
-		z, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(packWindow), zstd.WithLowerEncoderMem(true))
-		if err == nil {
-			return z
-		}
-		panic("facade: the options of the zstd encoder: " + err.Error()) // they are constants
+		p.to, err = zstd.NewWriter(&p.packed, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(packWindow), zstd.WithLowerEncoderMem(true))
+	} else {
+		p.to, err = gzip.NewWriterLevel(&p.packed, gzip.BestSpeed)
 	}
-	g, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
 	if err != nil {
-		panic("facade: the level of the gzip encoder: " + err.Error()) // it is a constant
+		panic("facade: the options of an encoder: " + err.Error()) // they are constants
 	}
-	return g
+	return p
+}
+
+// pack compresses a piece of the answer, and returns what is to be written now, until the next
+// call. It waits as long as ctx allows for the ration of the client and for a place.
+func (p *packer) pack(ctx context.Context, b []byte, last bool) ([]byte, error) {
+	if !p.ration.Enter(ctx, p.client, math.MaxInt) { // there are no more than exports
+		return nil, ctx.Err()
+	}
+	defer p.ration.Leave(p.client)
+	p.packed.Reset()
+	_, err := p.to.Write(b)
+	if err == nil && last {
+		err = p.to.Close()
+	}
+	p.ration.Charge(p.client, time.Duration(len(b))*packTime)
+	return p.packed.Bytes(), err
 }

@@ -112,6 +112,7 @@ type sse struct {
 	lines *bufio.Reader
 	res   *http.Response
 	retry string // the last field of that name
+	beats int    // comments that are beats
 }
 
 // message is one message of a stream.
@@ -184,6 +185,8 @@ func (s *sse) next() (m message, ok bool) {
 		name, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")
 		switch {
+		case line == ": beat":
+			s.beats++
 		case line == "" && m.data == "":
 			m = message{}
 		case line == "":

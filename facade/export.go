@@ -3,7 +3,6 @@ package facade
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"strconv"
 
@@ -105,7 +104,7 @@ func (s *Server) serveRange(w http.ResponseWriter, r *http.Request, q *rangeQuer
 	}
 	defer s.exporting.Leave(p.Key())
 	q.opts.CountFor = p.Key()
-	cast, err := s.casterOf(waiting, q.topic, q.version)
+	cast, err := s.casterOf(waiting, q.topic, q.version, p.Key())
 	if err != nil {
 		s.refuse(w, s.readFault(r, q.topic, err))
 		return
@@ -174,7 +173,7 @@ type rangeWriter struct {
 	query     *rangeQuery
 	form      rangeForm
 	caster    *caster
-	packed    io.WriteCloser // nil: not compressed
+	packer    *packer // nil: not compressed
 }
 
 func (s *Server) newRangeWriter(w http.ResponseWriter, r *http.Request, q *rangeQuery, f rangeForm) *rangeWriter {
@@ -183,7 +182,7 @@ func (s *Server) newRangeWriter(w http.ResponseWriter, r *http.Request, q *range
 	if name := contentCoding(r.Header.Values("Accept-Encoding")); name != "" {
 		o.header.Set("Content-Encoding", name)
 		if r.Method != http.MethodHead {
-			o.packed = newPacker(name, o.answer)
+			o.packer = newPacker(name, s.cfg.Computing, o.principal.Key())
 		}
 	}
 	return o
@@ -211,7 +210,7 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 		last.ID, last.Stream, last.Sequence = e.ID, e.Stream, e.Sequence
 		n++
 		if len(out) >= answerPiece {
-			if err := o.write(out); err != nil {
+			if err := o.write(ctx, out, false); err != nil {
 				return err
 			}
 			out = out[:0]
@@ -227,13 +226,8 @@ func (o *rangeWriter) copy(ctx context.Context, found *jetstream.Range) error {
 		out = append(out, o.form.end...)
 	}
 	*b = out
-	if err := o.write(out); err != nil {
+	if err := o.write(ctx, out, true); err != nil {
 		return err
-	}
-	if o.packed != nil {
-		if err := o.packed.Close(); err != nil {
-			return err
-		}
 	}
 	if n > 0 {
 		o.header.Set(headerLastID, last.ID)
@@ -281,20 +275,16 @@ func spaceBreaks(text []byte) {
 // errRevoked ends an answer whose token was withdrawn.
 var errRevoked = errors.New("facade: send events: the token was revoked")
 
-func (o *rangeWriter) write(b []byte) error {
+func (o *rangeWriter) write(ctx context.Context, b []byte, last bool) error {
 	if revoked(o.principal) {
 		return errRevoked
 	}
-	if o.packed != nil {
-		_, err := o.packed.Write(b)
-		return err
+	if o.packer != nil {
+		var err error
+		if b, err = o.packer.pack(ctx, b, last); err != nil {
+			return err
+		}
 	}
 	o.answer.write(b)
 	return nil
-}
-
-// Write is answer.write as an io.Writer, which never fails.
-func (a *answer) Write(b []byte) (int, error) {
-	a.write(b)
-	return len(b), nil
 }

@@ -15,6 +15,8 @@ import (
 	"net/http"
 	"net/netip"
 	"time"
+
+	"eventhub/jetstream/cputime"
 )
 
 // Config configures a Server.
@@ -47,6 +49,9 @@ type Config struct {
 	DrainGrace time.Duration
 	// Limits bound what the Server holds and how long it waits. Zero fields take their defaults.
 	Limits Limits
+	// Computing is the ration of time of a processor for each client (by its Key): the one of the
+	// Bus. Answers are compressed within it. Default: none.
+	Computing *cputime.Ration
 	// Outbox stores the events of POST /outbox/{topic}. The caller closes it after the Server.
 	// Defaults to none, which makes such requests fail.
 	Outbox Outbox

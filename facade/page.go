@@ -158,7 +158,7 @@ func (s *Server) readPage(r *http.Request, who, topic string, q *pageQuery) (pag
 
 // queryPage reads a page from the bus.
 func (s *Server) queryPage(ctx context.Context, r *http.Request, topic string, q *pageQuery) (page pageRead, fail *fault) {
-	cast, err := s.casterOf(ctx, topic, q.version)
+	cast, err := s.casterOf(ctx, topic, q.version, principalOf(r).Key())
 	switch {
 	case err != nil:
 	case q.keys != nil:

@@ -23,6 +23,8 @@ const (
 	pullPause = 20 * time.Millisecond
 	// pullGather is how long a pull that has an event waits for further ones in all.
 	pullGather = 100 * time.Millisecond
+	// pullCasts is how long the events of an answer may take to be cast.
+	pullCasts = 5 * time.Second
 	// pullBytes is the size of an answer from which on no further event is added.
 	pullBytes = 4 << 20
 	// requestBytes is the largest body of a pull or a settlement: one with as many handles as there
@@ -216,20 +218,23 @@ func (o *pulled) collect(ctx context.Context, deadline time.Time) *fault {
 			}
 		case <-pause.C:
 		case <-end.C:
-			_, fail := o.encode()
+			_, fail := o.encode(ctx)
 			return fail
 		}
 		if ctx.Err() != nil {
 			continue
 		}
-		if done, fail := o.encode(); done || fail != nil {
+		if done, fail := o.encode(ctx); done || fail != nil {
 			return fail
 		}
 	}
 }
 
-// encode makes the answer of what is queued. done is false if that is no event any more.
-func (o *pulled) encode() (done bool, fail *fault) {
+// encode makes the answer of what is queued. done is false if that is no event any more. What takes
+// long to cast is left out after pullCasts, and given back.
+func (o *pulled) encode(ctx context.Context) (done bool, fail *fault) {
+	ctx, cancel := context.WithTimeout(ctx, o.srv.pullCasts)
+	defer cancel()
 	if why := o.invalid(time.Now()); why != "" {
 		return true, &fault{code: codeTokenExpired, msg: why}
 	}
@@ -239,7 +244,14 @@ func (o *pulled) encode() (done bool, fail *fault) {
 		o.encoding(h)
 	}
 	for _, h := range held {
-		if !h.Cast() {
+		ok, err := h.Cast(ctx)
+		if err != nil {
+			if len(o.out.events) == 0 {
+				fail = &fault{code: codeRateLimited, msg: "Casting this client's events takes more time than it may: pull fewer, or later.", wait: time.Second}
+			}
+			break
+		}
+		if !ok {
 			continue
 		}
 		size := eventSize(&h.Event)

@@ -32,7 +32,7 @@ func schemaRig(t *testing.T, each time.Duration) *rig {
 	t.Helper()
 	r := newRigOn(t, jetstream.Config{
 		Topics: []jetstream.TopicRule{{Pattern: "slow", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce}}},
-		Limits: jetstream.Limits{CompareTime: each},
+		Limits: jetstream.Limits{ComputeTime: each},
 	}, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(newVerifier(t)) })
 	if _, _, err := jetstream.SchemasOf(r.bus).Register(t.Context(), "slow", jetstream.SchemaDraft{Schema: json.RawMessage(slowSchema)}); err != nil {
 		t.Fatal(err)

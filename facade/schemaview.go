@@ -76,8 +76,9 @@ type caster struct {
 	patience time.Duration // castPatience
 }
 
-// casterOf returns the caster of a topic for a version as versionParam returns it.
-func (s *Server) casterOf(ctx context.Context, topic string, version int) (*caster, error) {
+// casterOf returns the caster of a topic for a version as versionParam returns it. Casts count
+// in the ration of the client.
+func (s *Server) casterOf(ctx context.Context, topic string, version int, client string) (*caster, error) {
 	if version == 0 {
 		return nil, nil //nolint:nilnil // events stay as they are
 	}
@@ -85,8 +86,11 @@ func (s *Server) casterOf(ctx context.Context, topic string, version int) (*cast
 	if err != nil {
 		return nil, err
 	}
-	return &caster{v, s.castPatience}, nil
+	return &caster{v.CountFor(client), s.castPatience}, nil
 }
+
+// countFor returns the caster for another client.
+func (c *caster) countFor(client string) *caster { return &caster{c.view.CountFor(client), c.patience} }
 
 // cast turns an event into the version of the reader. why says, for the client, that the event
 // cannot be cast, which stays so. An error says that the hub could not find out: it passes, and the
@@ -99,6 +103,9 @@ func (c *caster) cast(ctx context.Context, e *jetstream.Event) (why string, err 
 	known, ok := errors.AsType[*jetstream.Error](err)
 	if ok && code(known.Code) == codeSchemaInvalid {
 		return known.Msg, nil
+	}
+	if wait := c.view.Owes(); wait > 0 && errors.Is(err, context.DeadlineExceeded) {
+		err = &jetstream.Error{Code: string(codeRateLimited), Msg: "Casting this client's events takes more time than it may: slow down.", Wait: wait}
 	}
 	return "", err
 }

@@ -65,7 +65,8 @@ type Server struct {
 	// exporting are the replays and exports that are being read and sent.
 	exporting *quota.Places
 
-	castPatience time.Duration // a test may shorten the constant of the same name
+	// A test may shorten the constants of the same names.
+	castPatience, pullCasts time.Duration
 
 	started  time.Time     // token buckets count time from here
 	name     string        // names this Server in the ids of its connections
@@ -104,7 +105,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		headers: headers, cfg: cfg, log: cfg.Logger, often: pacedlog.New(cfg.Logger), started: time.Now(),
 		frames: newPace(l.FrameRate, l.FrameBurst), settles: newPace(l.SettleRate, l.SettleBurst),
-		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers), castPatience: castPatience,
+		connections: headcount{byKey: make(map[string]int)}, bearers: newBearers(l.Bearers), castPatience: castPatience, pullCasts: pullCasts,
 		unauthenticated: newUnauthenticated(cfg.Limits.Unauthenticated),
 		sessions:        make(map[*session]struct{}), consumers: make(map[*consumer]struct{}), idle: make(chan struct{}),
 	}
@@ -123,7 +124,7 @@ func New(cfg Config) (*Server, error) {
 	s.posted = s.newQuota(l.OutboxRate, l.OutboxBurst)
 	s.casting.reads = s.newQuota(l.CatchUpRate, l.CatchUpBurst)
 	s.tails = broadcast.New(broadcast.Config{
-		Source: castSource{cfg.Bus, s.often}, Frame: frameStored, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
+		Source: castSource{cfg.Bus, s.often}, Frame: frameStored, Owes: cfg.Computing.Owes, Linger: castLinger, Tails: l.Tails, PrincipalTails: orAll(l.PrincipalTails, l.Tails),
 		Versions: castVersions, PrincipalVersions: principalVersions,
 		RingFrames: l.RingFrames, RingBytes: l.RingBytes, AllBytes: l.RingTotal,
 	})

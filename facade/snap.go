@@ -35,7 +35,7 @@ func (s *Server) serveSnap(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
 	defer cancel()
-	cast, err := s.casterOf(ctx, topic, version)
+	cast, err := s.casterOf(ctx, topic, version, principalOf(r).Key())
 	var e *jetstream.Event
 	if err == nil {
 		e, err = s.cfg.Bus.Keys(topic).Get(ctx, key)

@@ -99,8 +99,9 @@ func lastEventID(r *http.Request, f *frame) *fault {
 // stream writes the events of a consumer as they come.
 type stream struct {
 	*consumer
-	w   http.ResponseWriter
-	out outgoing
+	w     http.ResponseWriter
+	out   outgoing
+	quiet time.Time // since when nothing was sent
 }
 
 // run writes with write what comes, until the client goes, the token does not count any more, or
@@ -112,7 +113,7 @@ func (o *stream) run(ctx context.Context, write func(context.Context) error) web
 	}
 	tick := time.NewTicker(min(consumerTick, o.srv.cfg.Limits.StreamBeat))
 	defer tick.Stop()
-	quiet := time.Now()
+	o.quiet = time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -120,7 +121,7 @@ func (o *stream) run(ctx context.Context, write func(context.Context) error) web
 		case <-o.over:
 			return o.close()
 		case <-o.some:
-			quiet = time.Now()
+			o.quiet = time.Now()
 			if err := write(ctx); err != nil {
 				return o.lost(err)
 			}
@@ -128,14 +129,48 @@ func (o *stream) run(ctx context.Context, write func(context.Context) error) web
 			if o.lapsed(now) {
 				continue
 			}
-			if now.Sub(quiet) < o.srv.cfg.Limits.StreamBeat {
-				continue
-			}
-			quiet = now
-			o.comment(": beat")
-			if err := o.flush(); err != nil {
+			if err := o.beat(now); err != nil {
 				return o.lost(err)
 			}
+		}
+	}
+}
+
+// beat writes a comment if it is time for one.
+func (o *stream) beat(now time.Time) error {
+	if now.Sub(o.quiet) < o.srv.cfg.Limits.StreamBeat {
+		return nil
+	}
+	o.quiet = now
+	o.comment(": beat")
+	return o.flush()
+}
+
+// cast casts an event. What comes before the event goes out first, if that takes long, and beats
+// meanwhile.
+func (o *stream) cast(ctx context.Context, h *jetstream.Held) (ok bool, err error) {
+	ok, long := h.CastBriefly()
+	if !long {
+		return ok, nil
+	}
+	if err := o.flush(); err != nil {
+		return false, err
+	}
+	for {
+		select {
+		case <-o.over:
+			return false, nil // what is left goes back
+		default:
+		}
+		within, cancel := context.WithTimeout(ctx, min(consumerTick, o.srv.cfg.Limits.StreamBeat))
+		ok, err := h.Cast(within)
+		cancel()
+		now := time.Now()
+		if err == nil || ctx.Err() != nil || o.lapsed(now) {
+			return ok, ctx.Err()
+		}
+		if err := o.beat(now); err != nil {
+			return false, err
 		}
 	}
 }
@@ -167,7 +202,11 @@ func (o *stream) events(ctx context.Context) error {
 				return o.flush() // no event goes out after that
 			}
 			o.encoding(h)
-			if !h.Cast() {
+			ok, err := o.cast(ctx, h)
+			if err != nil {
+				return err
+			}
+			if !ok {
 				continue
 			}
 			o.event(h)

@@ -26,6 +26,7 @@ type subscription struct {
 	topicJSON     []byte   // topic and group as JSON strings
 	groupJSON     []byte
 	ackDeadlineMS int64
+	casts         bool   // its events may have to be cast
 	client        string // the principal that is charged for the topics and groups that it creates
 	free          bool   // it is not charged for groups
 	leave         func() // ends its use of what the principal may hold
@@ -297,7 +298,7 @@ func (sub *subscription) end() {
 
 // newSubscription is the subscription of a SUBSCRIBE. longest is the longest lease.
 func newSubscription(f *frame, longest time.Duration) *subscription {
-	sub := &subscription{topic: string(f.topic), group: string(f.group), more: slices.Clone(f.subscribe.Topics)}
+	sub := &subscription{topic: string(f.topic), group: string(f.group), more: slices.Clone(f.subscribe.Topics), casts: f.subscribe.SchemaVersion != 0}
 	sub.topicJSON = jsonscan.AppendString(nil, sub.topic)
 	sub.groupJSON = jsonscan.AppendString(nil, sub.group)
 	lease := f.subscribe.AckTimeout

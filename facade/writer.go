@@ -1,6 +1,7 @@
 package facade
 
 import (
+	"context"
 	"errors"
 	"math"
 	"runtime"
@@ -29,7 +30,8 @@ const (
 type item struct {
 	held    *jetstream.Held   // nil for a reply
 	sub     *subscription     // the delivery's subscription
-	size    int               // bytes of the reply
+	size    int               // bytes of the reply, or the weight of a delivery that was cast
+	cast    bool              // the delivery comes from the lane
 	start   int64             // offset of the message in batch.out, later on the wire
 	sending jetstream.Sending // the delivery, once its lease has begun
 }
@@ -74,12 +76,14 @@ type writer struct {
 	events  int       // bytes of queued deliveries, including those given back since
 	taken   backlog   // what the flusher writes now: all of its frames, and the bytes of deliveries
 	pruneAt int       // value of events at which those given back are dropped
+	lane    castLane
 	closing bool
 	code    websocket.StatusCode // the reason; valid when closing
 }
 
 func newWriter(w *wire, limit int, grace time.Duration) *writer {
-	o := &writer{wire: w, limit: limit, grace: grace, pruneAt: minPrune}
+	ctx, cancel := context.WithCancel(context.Background())
+	o := &writer{wire: w, limit: limit, grace: grace, pruneAt: minPrune, lane: castLane{ctx: ctx, cancel: cancel}}
 	o.work.L = &o.mu
 	o.below.L = &o.mu
 	return o
@@ -165,12 +169,15 @@ func (o *writer) assign(sub *subscription, a *jetstream.Assignment) {
 func (o *writer) deliver(h *jetstream.Held, sub *subscription) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closing {
-		return
+	if !o.closing {
+		o.deliverLocked(item{held: h, sub: sub})
 	}
+}
+
+func (o *writer) deliverLocked(it item) {
 	b := o.batchLocked()
-	b.items = append(b.items, item{held: h, sub: sub})
-	if o.events += itemCost + len(h.Event.Payload); o.events >= o.pruneAt {
+	b.items = append(b.items, it)
+	if o.events += itemCost + len(it.held.Event.Payload); o.events >= o.pruneAt {
 		o.pruneLocked(b)
 	}
 }
@@ -184,6 +191,10 @@ func (o *writer) pruneLocked(b *batch) {
 	for _, it := range b.items {
 		if it.held != nil {
 			if !it.held.Valid() {
+				if it.cast {
+					o.lane.leaveLocked(&it)
+					o.below.Broadcast()
+				}
 				continue
 			}
 			o.events += itemCost + len(it.held.Event.Payload)
@@ -247,6 +258,7 @@ func (o *writer) queued() backlog {
 	if o.queue != nil {
 		b.frames += len(o.queue.items)
 	}
+	b.frames += len(o.lane.waiting)
 	return b
 }
 
@@ -295,6 +307,8 @@ func (o *writer) shut(c websocket.StatusCode) bool {
 // run is the flusher. It returns when the connection is to be closed and everything that could be
 // sent has been sent.
 func (o *writer) run() websocket.StatusCode {
+	defer o.lane.wg.Wait()
+	defer o.lane.cancel()
 	for {
 		b, woken, closing := o.take()
 		if b == nil && (closing || woken == nil) {
@@ -377,7 +391,7 @@ func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 		case it.held == nil:
 			b.out = append(b.out, arena[:it.size]...)
 			arena = arena[it.size:]
-		case closing, !it.held.Cast():
+		case closing, !o.mayWrite(it):
 			continue
 		default:
 			b.out = textmsg.End(it.sub.appendEvent(textmsg.Begin(b.out), it.held), start)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/schema/upcast"
 )
 
@@ -66,6 +67,9 @@ type Config struct {
 	Logger *slog.Logger
 	// Observer receives metrics. Default: none.
 	Observer Observer
+	// Computing, when not nil, is the ration of time of Limits.ComputeTime. A program that computes
+	// more for its clients shares it.
+	Computing *cputime.Ration
 	// Tracer makes spans of publishes and deliveries. Default: none.
 	Tracer Tracer
 	// Clock is read for the times of leases, and must not go backwards. Tests move it. Default:
@@ -206,13 +210,14 @@ type Limits struct {
 	// SchemasPerClient ("schemas_per_client") is the most versions of schemas that one client may
 	// have registered. Default 500. MaxSchemas bounds those of all clients.
 	SchemasPerClient int
-	// CompareTime ("schema_time") is how much time of a processor one client may have payloads
-	// compared with schemas in each second, and 100 ms at once: default 500 ms. Beyond the
-	// limit, publishes wait, for up to 5 s, and then get rate_limited. A comparison of less than 20
-	// µs counts for nobody. Of those that take more than about 0.1 ms, half as many are made at a
-	// time as the process has processors, half of them for one client ("schema_places"). Publishers
-	// without a client have no such limits.
-	CompareTime time.Duration
+	// ComputeTime ("schema_time") is how much time of a processor one client may have payloads
+	// compared with schemas and events cast in each second, and 100 ms at once: default 500 ms.
+	// Beyond the limit, publishes wait, for up to 5 s, and then get rate_limited, and what is cast
+	// comes later. What takes less than 20 µs counts for nobody. Of what takes more than about 0.1
+	// ms, half as many are computed at a time as the process has processors, half of them for one
+	// client ("schema_places"). Publishers and subscriptions without a client have no such limits.
+	// It is not used with Config.Computing.
+	ComputeTime time.Duration
 	// GroupsPerClient ("groups_per_client") is the most groups that one client may create
 	// (SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,
 	// new groups get rate_limited. It is free to join a group that exists, and to make a group
@@ -386,8 +391,11 @@ func (c *Config) validate() error {
 	def(&l.KeyShare, 5_000_000)
 	def(&l.DerivedKeysPerClient, 100_000)
 	def(&l.SchemasPerClient, 500)
-	if l.CompareTime == 0 {
-		l.CompareTime = 500 * time.Millisecond
+	if l.ComputeTime == 0 {
+		l.ComputeTime = 500 * time.Millisecond
+	}
+	if c.Computing == nil {
+		c.Computing = cputime.New(l.ComputeTime, l.Topics, c.Observer.LimitReached)
 	}
 	def(&l.DerivedKeyRate, 1)
 	def(&l.GroupsPerClient, 100)
@@ -440,7 +448,7 @@ func (c *Config) validate() error {
 	check(c.Server == nil || c.Replicas == 1, "replicas %d: more than 1 needs a cluster, and the embedded server is a single server", c.Replicas)
 	check(c.Connections >= 1 && c.Connections <= 64, "connections %d: 1 to 64 are allowed", c.Connections)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "a TLS certificate and its key go together")
-	for _, n := range []int{l.Topics, l.TopicsPerClient, l.ClientTopics, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.SchemasPerClient, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.OrderedWindow, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), int(l.CompareTime), l.MaxPayload} {
+	for _, n := range []int{l.Topics, l.TopicsPerClient, l.ClientTopics, l.KeysPerClient, l.KeyRate, l.KeyShare, l.DerivedKeysPerClient, l.DerivedKeyRate, l.SchemasPerClient, l.GroupsPerClient, l.ClientGroups, l.StreamGroups, l.Subscriptions, l.PublishInFlight, l.SessionInFlight, l.HeldBytes, l.HeldTotal, l.OrderedWindow, l.DeadLetters, l.DeadLetterRate, l.DeadLetterBurst, l.DeadLetterShare, l.PutBack, l.PutBackBytes, l.PutBackShare, l.Redrives, l.AttemptsKnown, l.LingeringInboxes, l.RecentAcks, l.ListingReaders, l.IDSearches, l.IDSearchesPerClient, l.IDsKnown, l.Delayed, l.DelayedPerClient, int(l.MaxDelay), int(l.ComputeTime), l.MaxPayload} {
 		check(n > 0, "limits must be positive, one is %d", n)
 	}
 	check(l.StuckAfter >= minStuckAfter && l.StuckAfter <= maxStuckAfter, "stuck after %v: %v to %v are allowed", l.StuckAfter, minStuckAfter, maxStuckAfter)

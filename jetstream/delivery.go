@@ -101,7 +101,7 @@ type Held Delivery
 // event. So does an event that cannot be cast (Cast).
 func (h *Held) Begin() (*Delivery, bool) {
 	d := (*Delivery)(h)
-	if !h.Cast() || !d.begin(false) {
+	if ok, err := h.Cast(d.m.sub.ctx); err != nil || !ok || !d.begin(false) {
 		return nil, false
 	}
 	return d, true

@@ -73,7 +73,7 @@ type Bus struct {
 	generations  *generations
 	owners       *owners
 	schemas      *schemaTable
-	comparing    *comparing
+	computing    computing
 	orderings    sync.WaitGroup // ordered groups of this hub
 	orderingsEnd atomic.Bool    // it gives up those that it owns
 	native       *nativeMaps
@@ -204,7 +204,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.owners, err = openOwners(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
-	b.schemas, b.comparing = newSchemaTable(b), newComparing(b)
+	b.schemas, b.computing = newSchemaTable(b), computing{b.cfg.Computing}
 	if err := b.schemas.open(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}

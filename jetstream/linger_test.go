@@ -58,7 +58,8 @@ func TestPullsOfMembersThatLeftDelayNothing(t *testing.T) {
 				}
 				took, control := time.Since(began), laps()
 				t.Logf("%d events came within %v, after up to %d deliveries; meanwhile %d of an event that is refused", events, took, most, control)
-				if to.bus == a && most > 1 || most > 100 { // of nine inboxes, each event has one to find
+				// Of nine inboxes, each event has one to find.
+				if to.bus == a && most > 1 || most > 100 {
 					t.Errorf("the server delivered an event %d times", most)
 				}
 				if took > time.Second && control > 4*most {

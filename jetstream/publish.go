@@ -50,7 +50,7 @@ type PublishOptions struct {
 	Wrapper bool
 	// Brief has PublishAsync return ErrLong, without an effect, where the comparison with the
 	// schema of the topic takes more than about a millisecond, or the client must wait for its
-	// ration (Limits.CompareTime).
+	// ration (Limits.ComputeTime).
 	Brief bool
 	// CountFor, if not "", is the client for which the topic and the key count that this publish
 	// creates, instead of that of the Publisher (Publisher.CountFor).

@@ -126,7 +126,7 @@ func (g *schemaGate) valid(ctx context.Context, set *schemaSet, version int, giv
 	if len(payload) == 0 {
 		payload = []byte("null")
 	}
-	switch found, err := g.table.bus.comparing.validate(ctx, v.schema, payload, client, opts.Brief); {
+	switch found, err := g.table.bus.computing.validate(ctx, v.schema, payload, client, opts.Brief); {
 	case err != nil:
 		return nil, err
 	case found == nil:

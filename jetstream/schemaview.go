@@ -34,6 +34,7 @@ type SchemaView struct {
 	of          *topicSchemas
 	version     int // or SchemaLatest
 	unversioned int
+	client      string
 }
 
 // View returns the view of a topic in a version from 1 on, or in SchemaLatest. Its error is an
@@ -66,13 +67,21 @@ func (s Schemas) View(ctx context.Context, topic string, version int) (*SchemaVi
 	return &SchemaView{table: t, name: name, of: t.of(name), version: version, unversioned: max(rule.Unversioned, 1)}, nil
 }
 
+// CountFor returns the view for a client, in whose ration of time (Limits.ComputeTime) casts are.
+// By default they are the program's own, and have none.
+func (v *SchemaView) CountFor(client string) *SchemaView {
+	own := *v
+	own.client = client
+	return &own
+}
+
 // Cast turns an event into the version of the view. An event of that version stays as it is.
 // Otherwise, Cast replaces Payload and Headers, whose x-schema-version then names the version, and
 // leaves what they were. Tombstones stay as they are.
 //
 // After an error, the event is as it was. The error is an *Error (schema_invalid) that wraps a
-// *upcast.CastError, and tells no values of the payload, or that of ctx. ctx is for the question to
-// the server for a version that this hub has not heard of.
+// *upcast.CastError, and tells no values of the payload, or that of ctx. ctx is for the ration of
+// the client, and for the question to the server for a version that this hub has not heard of.
 func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	err := v.cast(ctx, e)
 	since := v.table.bus.clock.now() - int64(lookAgain)
@@ -87,6 +96,9 @@ func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	return v.table.bus.unavailable(errNoVersions)
 }
 
+// Owes returns how long the client of CountFor has to wait until it owes no time.
+func (v *SchemaView) Owes() time.Duration { return v.table.bus.computing.ration.Owes(payer(v.client)) }
+
 // errNoVersions says that the server did not tell versions, or that this hub cannot read one.
 var errNoVersions = errors.New("jetstream: the versions of a schema could not be read")
 
@@ -95,6 +107,17 @@ var errVersionUnknown = errors.New("jetstream: the version is not known")
 
 // cast is Cast without a question to the server.
 func (v *SchemaView) cast(ctx context.Context, e *Event) error {
+	err := v.castBy(ctx, e, v.table.bus.computing.castBriefly)
+	if errors.Is(err, ErrLong) {
+		err = v.castBy(ctx, e, v.table.bus.computing.castSlowly)
+	}
+	return err
+}
+
+// castFunc casts a document for a client.
+type castFunc func(ctx context.Context, chain *upcast.Chain, doc []byte, from, to int, client string) ([]byte, error)
+
+func (v *SchemaView) castBy(ctx context.Context, e *Event, cast castFunc) error {
 	if e.Tombstone {
 		return nil
 	}
@@ -118,8 +141,10 @@ func (v *SchemaView) cast(ctx context.Context, e *Event) error {
 	if len(doc) == 0 {
 		doc = []byte("null")
 	}
-	doc, err := set.chain.Cast(ctx, doc, from, to)
+	doc, err := cast(ctx, set.chain, doc, from, to, v.client)
 	switch {
+	case errors.Is(err, ErrLong):
+		return err
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("jetstream: cast an event: %w", ctx.Err())
 	case err != nil:
@@ -173,7 +198,7 @@ func parseVersion(text string) (n int, ok bool) {
 
 // viewsOf returns the views of a subscription on topics; nil without
 // SubscribeOptions.SchemaVersion.
-func (b *Bus) viewsOf(ctx context.Context, topics []string, version int) (map[string]*SchemaView, error) {
+func (b *Bus) viewsOf(ctx context.Context, topics []string, version int, client string) (map[string]*SchemaView, error) {
 	if version == 0 {
 		return nil, nil //nolint:nilnil // events stay as they are
 	}
@@ -183,47 +208,77 @@ func (b *Bus) viewsOf(ctx context.Context, topics []string, version int) (map[st
 		if err != nil {
 			return nil, err
 		}
+		v.client = client
 		views[topic] = v
 	}
 	return views, nil
 }
 
 // Cast turns the event into the version that the subscription asks for
-// (SubscribeOptions.SchemaVersion). It returns false when the event cannot be cast: then the
-// attempt has failed, and the Held is not valid any more. Begin calls Cast. Servers that copy the
-// event call Cast before, so that an event takes the memory of its version only on its way to a
-// client.
-func (h *Held) Cast() bool {
+// (SubscribeOptions.SchemaVersion). It waits as long as ctx allows for the ration of the client
+// (Limits.ComputeTime); its error is that of ctx, and then Cast may be called again. It returns
+// false when the event cannot be cast: then the attempt has failed, and the Held is not valid any
+// more. Begin calls Cast. Servers that copy the event call Cast before, so that an event takes the
+// memory of its version only on its way to a client.
+func (h *Held) Cast(ctx context.Context) (ok bool, err error) {
+	if ok, long := h.CastBriefly(); !long {
+		return ok, nil
+	}
+	d := (*Delivery)(h)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.m.sub.ctx, cancel)() //nolint:contextcheck // either ends the cast
+	v := d.m.sub.views[d.Event.Topic]
+	return d.wasCast(d.castBy(ctx, v, v.table.bus.computing.castSlowly))
+}
+
+// CastBriefly is Cast for what takes less than about 0.1 ms and waits for no ration. For the rest,
+// long is set, and Cast has to be called.
+func (h *Held) CastBriefly() (ok, long bool) {
 	d := (*Delivery)(h)
 	v := d.m.sub.views[d.Event.Topic]
 	if v == nil {
-		return true
+		return true, false
 	}
-	was := d.Event.Headers[headerSchemaVersion]
-	err := v.cast(d.m.sub.ctx, &d.Event)
+	brief := v.table.bus.computing.castBriefly
+	err := d.castBy(d.m.sub.ctx, v, brief)
 	if errors.Is(err, errVersionUnknown) {
 		if !v.table.look(d.m.sub.ctx, v.name, v.of, d.arrived) {
 			d.giveUpSoon() // whether there is such a version, a later delivery tells
-			return false
+			return false, false
 		}
-		err = v.cast(d.m.sub.ctx, &d.Event)
+		err = d.castBy(d.m.sub.ctx, v, brief)
 	}
+	if errors.Is(err, ErrLong) {
+		return false, true
+	}
+	ok, _ = d.wasCast(err)
+	return ok, false
+}
+
+func (d *Delivery) castBy(ctx context.Context, v *SchemaView, cast castFunc) error {
+	was := d.Event.Headers[headerSchemaVersion]
+	err := v.castBy(ctx, &d.Event, cast)
+	d.recast = d.recast || err == nil && d.Event.Headers[headerSchemaVersion] != was
+	return err
+}
+
+// wasCast deals with the error of a cast. An error that is left is that of a context.
+func (d *Delivery) wasCast(err error) (ok bool, _ error) {
 	if d.m.sub.ctx.Err() != nil {
-		return false // the subscription gives back what it holds
+		return false, nil //nolint:nilerr // the subscription gives back what it holds
 	}
 	if err == nil {
-		d.recast = d.recast || d.Event.Headers[headerSchemaVersion] != was
-		return true
+		return true, nil
 	}
-	if !d.begin(false) {
-		return false
+	e, failed := errors.AsType[*Error](err)
+	if !failed {
+		return false, err
 	}
-	reason := err.Error()
-	if e, ok := errors.AsType[*Error](err); ok {
-		reason = e.Msg
+	if d.begin(false) {
+		d.m.sub.nack(d, "", e.Msg, DefaultBackoff)
 	}
-	d.m.sub.nack(d, "", reason, DefaultBackoff)
-	return false
+	return false, nil
 }
 
 // giveUpSoon gives a delivery back that was not begun, after giveUpWait, so that it does not come

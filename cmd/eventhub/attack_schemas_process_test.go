@@ -11,10 +11,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"eventhub/sdk/go/wire"
 )
 
-// schemaAttacks are those by payloads that take long to compare with their schemas.
+// schemaAttacks are those by payloads that take long to compare with their schemas, or to cast.
 var schemaAttacks = []attack{
+	{name: "casts", scopes: []string{"*:attack.schemas.**"}, run: attackCasts, like: permittedCasts},
 	{name: "comparisons", scopes: []string{"publish:attack.schemas.**", "schema:attack.schemas.**"}, run: attackComparisons, like: permittedComparisons},
 }
 
@@ -78,5 +81,74 @@ func (a *attacker) registerSchemas(ctx context.Context) {
 		if status/100 != 2 && ctx.Err() == nil {
 			a.report("schema %d: %d %.300s", i, status, answer)
 		}
+	}
+}
+
+const (
+	castTopic  = "attack.schemas.cast"
+	castEvents = 50
+)
+
+// registerCast registers two versions of a list, in the second of which the first 40 elements are
+// removed, and publishes long lists of the first version.
+func registerCast(ctx context.Context, a *attacker) {
+	up := "[" + strings.Repeat(`{"remove":{"at":"/0"}},`, 39) + `{"remove":{"at":"/0"}}]`
+	for _, draft := range []string{`{"schema":{"type":"array"}}`, `{"schema":{"type":"array"},"up":` + up + `}`} {
+		if status, answer := a.ask(ctx, http.MethodPost, "/schemas/"+castTopic+"?force=true", strings.NewReader(draft)); status/100 != 2 && ctx.Err() == nil {
+			a.report("%d %.300s", status, answer)
+		}
+	}
+	list := "[" + strings.Repeat("10,", 40_000) + "1]"
+	for range castEvents {
+		if status, answer := a.ask(ctx, http.MethodPost, "/publish/"+castTopic, strings.NewReader(list), "X-Schema-Version", "1"); status != http.StatusOK && ctx.Err() == nil {
+			a.report("%d %.300s", status, answer)
+		}
+	}
+}
+
+// attackCasts has the lists cast by replays, pulls, a subscription and a broadcast, and exports of
+// them compressed.
+func attackCasts(ctx context.Context, a *attacker) {
+	registerCast(ctx, a)
+	for i := range 4 {
+		c := a.dial(ctx)
+		if c == nil {
+			return
+		}
+		defer c.Abort()
+		_, _ = c.Subscribe(ctx, castTopic, "g"+strconv.Itoa(i), wire.SubscribeOptions{From: "earliest", SchemaVersion: 2}, func(e wire.Event) { _ = e.Nack("again", 0) })
+	}
+	var read, pulled, refused atomic.Int64
+	a.crowd(ctx, 80, func(worker, _ int) {
+		var status int
+		switch {
+		case worker < 8:
+			status, _ = a.ask(ctx, http.MethodGet, "/replay?schemaVersion=2&topic="+castTopic, nil)
+		case worker < 16:
+			status, _ = a.ask(ctx, http.MethodGet, "/export?ndjson=1&topic="+castTopic, nil, "Accept-Encoding", "zstd")
+		default:
+			status, _ = a.ask(ctx, http.MethodPost, "/groups/"+castTopic+"/p"+strconv.Itoa(worker)+"/pull", strings.NewReader(`{"max":10,"opts":{"from":"earliest","schemaVersion":2}}`))
+			if status == http.StatusOK {
+				pulled.Add(1)
+				return
+			}
+		}
+		if status == http.StatusOK {
+			read.Add(1)
+		} else {
+			refused.Add(1)
+		}
+	})
+	a.report("%d answers read, %d pulls, %d refused", read.Load(), pulled.Load(), refused.Load())
+}
+
+// permittedCasts reads lists in their second version, within the ration, one after the other.
+func permittedCasts(ctx context.Context, a *attacker) {
+	registerCast(ctx, a)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		<-tick.C
+		a.ask(ctx, http.MethodGet, "/replay?limit=1&schemaVersion=2&topic="+castTopic, nil)
 	}
 }

@@ -79,7 +79,7 @@ type limitFlags struct {
 	NativeRequests     quota         `env:"NATIVE_REQUESTS" default:"1000/2000" placeholder:"RATE/BURST" help:"Requests of a principal's native clients to the NATS server, except pulls: per second, and at once; or off. Further ones wait."`
 	NewKeys            quota         `env:"NEW_KEYS" default:"1000/100000" placeholder:"RATE/BURST" help:"Keys of compacted topics that a principal may create through this hub, or off."`
 	KeyShare           int           `env:"KEY_SHARE" default:"5000000" help:"Keys of compacted topics that a principal may create in 30 days through this hub."`
-	SchemaTime         time.Duration `env:"SCHEMA_TIME" default:"500ms" help:"Time of a processor in each second for which a principal may have payloads compared with schemas, and 100 ms at once. Further publishes wait."`
+	SchemaTime         time.Duration `env:"SCHEMA_TIME" default:"500ms" help:"Time of a processor in each second for which a principal may have payloads compared with schemas, events cast and answers compressed, and 100 ms at once. The rest waits."`
 	PrincipalSchemas   int           `env:"PRINCIPAL_SCHEMAS" default:"500" help:"Versions of schemas that a principal may register."`
 	NewProcesses       quota         `env:"NEW_PROCESSES" default:"1/100000" placeholder:"RATE/BURST" help:"Processes, as keys of process.state, that a principal may create through this hub by its heartbeats, or off."`
 	TopicPublishes     quota         `env:"TOPIC_PUBLISHES" default:"off" placeholder:"RATE/BURST" help:"Publishes per topic through this hub, or off."`
@@ -288,7 +288,7 @@ func (f limitFlags) native(limitReached func(limit string)) embedded.Rates {
 // bus returns the limits of the bus.
 func (f limitFlags) bus() jetstream.Limits {
 	l := jetstream.Limits{
-		Topics: f.Topics, TopicsPerClient: f.NewTopics, ClientTopics: f.PrincipalTopics, SchemasPerClient: f.PrincipalSchemas, CompareTime: f.SchemaTime, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
+		Topics: f.Topics, TopicsPerClient: f.NewTopics, ClientTopics: f.PrincipalTopics, SchemasPerClient: f.PrincipalSchemas, ComputeTime: f.SchemaTime, GroupsPerClient: f.NewGroups, ClientGroups: f.PrincipalGroups,
 		StreamGroups: f.StreamGroups, MaxPayload: f.Payload, HeldTotal: f.HeldBytes, OrderedWindow: f.OrderedWindow,
 		IDSearches: f.IDSearches, IDSearchesPerClient: f.PrincipalIDSearches, DeadLetterShare: f.DeadLetterShare, KeyShare: f.KeyShare,
 		Delayed: f.Delayed, DelayedPerClient: f.PrincipalDelayed, MaxDelay: f.MaxDelay, StuckAfter: f.StuckAfter,

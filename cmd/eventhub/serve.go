@@ -20,6 +20,7 @@ import (
 	"eventhub/docs"
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/cputime"
 	"eventhub/ops"
 	"eventhub/projections"
 	"eventhub/projections/process"
@@ -195,7 +196,8 @@ func (h *hub) open(ctx context.Context) error {
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
 	metrics.Codes(facade.ErrorCodes(), facade.StatusOf, facade.CloseCodes())
-	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics}
+	computing := cputime.New(cmd.SchemaTime, cmd.Topics, metrics.LimitReached)
+	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics, Computing: computing}
 	if h.tracing != nil {
 		if h.tracer, err = newTracer(ctx, h.tracing, cmd.OpenSpans, metrics, h.log); err != nil {
 			return err
@@ -224,7 +226,7 @@ func (h *hub) open(ctx context.Context) error {
 	}
 	clients := facade.Config{
 		Bus: facade.JetStream(h.bus), Auth: facade.Tokens(h.tokens), Observer: metrics, Logger: h.log, Origins: cmd.origins(), Headers: cmd.Headers, TrustedProxies: cmd.trusted(),
-		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(), Documents: docs.Handlers(), Accepted: ownedBy,
+		DrainGrace: max(cmd.Grace, time.Millisecond), Limits: cmd.facade(), Documents: docs.Handlers(), Accepted: ownedBy, Computing: computing,
 	}
 	if h.own != nil {
 		clients.Outbox = h.own

@@ -32,8 +32,9 @@ type Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event
 type Form struct {
 	// Version tells forms of a topic apart.
 	Version int
-	// Frame is used for a Version other than 0, instead of Config.Frame.
-	Frame Frame
+	// Frame is used for a Version other than 0, instead of Config.Frame. The client is the one of
+	// those who listen that owes the least (Config.Owes).
+	Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event, client string) ([]byte, error)
 }
 
 // Config configures a Tails. All fields are required.
@@ -41,6 +42,8 @@ type Config struct {
 	Source Source
 	// Frame appends an event to dst as all sockets get it.
 	Frame Frame
+	// Owes is how long a client has to wait until something may be computed for it.
+	Owes func(client string) time.Duration
 	// Linger is how long a Tail is kept after its last Cursor has ended.
 	Linger time.Duration
 	// Tails is the most topics that are followed, and PrincipalTails the most that one client is
@@ -72,6 +75,8 @@ var (
 // Listener is a socket. Its methods are called by the goroutines of a Tail: they must not block,
 // and must not call the Cursor.
 type Listener interface {
+	// Client names whose socket it is.
+	Client() string
 	// Wake says that the Cursor has something to read.
 	Wake()
 	// End says that nothing follows, because the topic is gone or cannot be read. It is called at
@@ -185,11 +190,14 @@ func (t *Tails) enter(topic, client string, form Form) (*Tail, error) {
 		case t.countLocked(castForMe) >= t.cfg.PrincipalVersions && !t.dropIdleLocked(castForMe):
 			return nil, ErrPrincipalVersions
 		}
-	} else {
-		form.Frame = t.cfg.Frame
 	}
 	tail := &Tail{
-		all: t, tailName: name, frame: form.Frame, client: client, users: 1, ready: make(chan struct{}), news: make(chan struct{}, 1),
+		all: t, tailName: name, frame: t.cfg.Frame, client: client, users: 1, ready: make(chan struct{}), news: make(chan struct{}, 1),
+	}
+	if form.Version != 0 {
+		tail.frame = func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) ([]byte, error) {
+			return form.Frame(dst, topic, at, e, tail.payer())
+		}
 	}
 	tail.ctx, tail.cancel = context.WithCancel(t.ctx)
 	t.tails[name] = tail

@@ -89,11 +89,12 @@ var errGone = errors.New("the topic is gone")
 
 // socket is a Listener.
 type socket struct {
-	woken chan struct{}
-	ended chan error
+	woken  chan struct{}
+	ended  chan error
+	client string
 }
 
-func newSocket() *socket { return &socket{make(chan struct{}, 1), make(chan error, 1)} }
+func newSocket() *socket { return &socket{make(chan struct{}, 1), make(chan error, 1), "me"} }
 
 func (s *socket) Wake() {
 	select {
@@ -102,12 +103,14 @@ func (s *socket) Wake() {
 	}
 }
 
+func (s *socket) Client() string { return s.client }
+
 func (s *socket) End(err error) { s.ended <- err }
 
 func newTails(t *testing.T, s *source, change func(*broadcast.Config)) *broadcast.Tails {
 	t.Helper()
 	cfg := broadcast.Config{
-		Source: s, Linger: time.Hour, Tails: 100, PrincipalTails: 100, RingFrames: 64, RingBytes: 1 << 20, AllBytes: 1 << 20,
+		Source: s, Owes: func(string) time.Duration { return 0 }, Linger: time.Hour, Tails: 100, PrincipalTails: 100, RingFrames: 64, RingBytes: 1 << 20, AllBytes: 1 << 20,
 		Frame: func(dst []byte, _ string, _ jetstream.Place, e *jetstream.Event) ([]byte, error) {
 			return append(append(dst, e.ID...), ' '), nil
 		},

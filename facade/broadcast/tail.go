@@ -2,6 +2,7 @@ package broadcast
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -180,6 +181,23 @@ func (t *Tail) follow() error {
 		}
 		return nil
 	})
+}
+
+// payer returns the client of those who listen that owes the least; without any, the client that
+// came first.
+func (t *Tail) payer() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	client, least := t.client, time.Duration(math.MaxInt64)
+	for _, c := range t.cursors {
+		if owes := t.all.cfg.Owes(c.listener.Client()); owes < least {
+			client, least = c.listener.Client(), owes
+		}
+		if least == 0 {
+			break
+		}
+	}
+	return client
 }
 
 // wake wakes the sockets. Frames that come meanwhile wait for the next round, so the more there is

@@ -25,7 +25,7 @@ func (p program) run(doc []byte, w *work) ([]byte, error) {
 	if size > MaxOutput {
 		return nil, errTooLarge
 	}
-	if err := w.spend(size); err != nil {
+	if err := w.spend(size / copied); err != nil {
 		return nil, err
 	}
 	return r.root.appendTo(nil), nil
@@ -55,8 +55,11 @@ func (r *runner) open(v *value) (has bool, err error) {
 			return false, nil
 		}
 		r.parts += len(v.parts)
+		if err := r.work.spend(made * len(v.parts)); err != nil {
+			return false, r.fails(err.Error())
+		}
 	}
-	if err := r.work.spend(8 * len(v.parts)); err != nil {
+	if err := r.work.spend(len(v.parts)); err != nil {
 		return false, r.fails(err.Error())
 	}
 	return true, nil
@@ -76,6 +79,9 @@ func (r *runner) missing() error {
 
 // add makes a value of a text, and counts its bytes.
 func (r *runner) add(text []byte) (*value, error) {
+	if err := r.work.spend(made / 2); err != nil {
+		return nil, r.fails(err.Error())
+	}
 	if r.added += len(text) + 8; r.added > MaxOutput {
 		return nil, &placeError{r.op.text, errTooLarge.Error()}
 	}
@@ -268,6 +274,9 @@ func (r *runner) change(v *value) (*value, error) {
 		if r.added += len(op.key) + 8; r.added > MaxOutput {
 			return nil, &placeError{op.text, errTooLarge.Error()}
 		}
+		if err := r.work.spend(made); err != nil {
+			return nil, r.fails(err.Error())
+		}
 		if op.named {
 			return &value{object: true, parts: []part{{op.key, op.member, v}}}, nil
 		}
@@ -332,7 +341,7 @@ func (r *runner) lookUp(v *value) (to []byte, found bool, err error) {
 	}
 	now := jsonequal.Decode(v.appendTo(nil))
 	for i := range op.pairs {
-		if err := r.work.spend(size + op.pairs[i].size); err != nil {
+		if err := r.work.spend(made/4 + size + op.pairs[i].size); err != nil {
 			return nil, false, r.fails(err.Error())
 		}
 		if jsonequal.Values(now, op.pairs[i].from) {

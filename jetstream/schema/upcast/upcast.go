@@ -38,11 +38,20 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 )
 
-// MaxWork is the most work of a cast over all versions that it goes through: bytes that are read
-// and written, and 8 for each member or element that is visited.
-const MaxWork = 32 << 20
+// MaxWork is the most work of a cast over all versions that it goes through, in steps of about
+// StepTime: about 50 ms.
+const MaxWork = 12 << 20
+
+// StepTime is about what a step takes: to read a byte, or to look at a member or an element.
+const StepTime = 4 * time.Nanosecond
+
+const (
+	copied = 8  // bytes that are written in a step
+	made   = 64 // steps to take a member or an element apart
+)
 
 // MaxParts is the most members and elements that the operations of one version take apart.
 const MaxParts = 100_000
@@ -67,7 +76,13 @@ type step interface {
 	run(doc []byte, w *work) ([]byte, error)
 }
 
-func (f Func) run(doc []byte, _ *work) ([]byte, error) { return f(doc) }
+func (f Func) run(doc []byte, w *work) ([]byte, error) {
+	cast, err := f(doc)
+	if err == nil {
+		err = w.spend(len(cast))
+	}
+	return cast, err
+}
 
 // New returns a Caster of Go functions. Each may be nil, if that way is not needed.
 func New(up, down Func) *Caster {
@@ -84,27 +99,34 @@ func New(up, down Func) *Caster {
 // work is what a cast may still do.
 type work struct {
 	ctx   context.Context
+	rest  func() // or nil
+	most  int
 	left  int
 	until int // where left is when ctx is looked at next
 }
 
-// lookEvery is how much work is done between two looks at the context.
-const lookEvery = 1 << 18
+func newWork(ctx context.Context, b Budget) *work {
+	return &work{ctx: ctx, rest: b.Rest, most: b.Steps, left: b.Steps, until: b.Steps - lookEvery}
+}
+
+// lookEvery is how much work is done between two looks at the context: about 0.25 ms.
+const lookEvery = 1 << 16
 
 // spend takes some work.
 func (w *work) spend(n int) error {
 	w.left -= n
 	if w.left < 0 {
-		return errTooMuch
+		return fmt.Errorf("the cast takes more than %d steps", w.most)
 	}
 	if w.left < w.until {
 		w.until = w.left - lookEvery
+		if w.rest != nil {
+			w.rest()
+		}
 		return w.ctx.Err()
 	}
 	return nil
 }
-
-var errTooMuch = fmt.Errorf("the cast takes more than %d steps", MaxWork)
 
 // Up reports whether documents of the version before can be cast, and Down whether documents can be
 // cast back. A nil Caster casts none.
@@ -162,10 +184,32 @@ func (c *Chain) has(version int) bool {
 	return version >= c.first && version <= c.first+len(c.casters)
 }
 
+// Budget is what a cast may do.
+type Budget struct {
+	// Steps is the most steps that it may take, up to MaxWork. A Func takes a step for each byte
+	// that it is given and returns.
+	Steps int
+	// Rest, when not nil, is called about every 0.25 ms.
+	Rest func()
+}
+
 // Cast turns a document of the version from into one of the version to. It returns doc itself if
 // nothing leads to a change, and does not change doc. Its error is a *CastError. The end of ctx
 // ends a long cast between two operations, and not a Func.
 func (c *Chain) Cast(ctx context.Context, doc []byte, from, to int) ([]byte, error) {
+	cast, _, err := c.CastWithin(ctx, doc, from, to, Budget{Steps: MaxWork})
+	return cast, err
+}
+
+// CastWithin is Cast within a budget. It returns how many steps were taken: more than
+// Budget.Steps if they did not do.
+func (c *Chain) CastWithin(ctx context.Context, doc []byte, from, to int, b Budget) (cast []byte, steps int, err error) {
+	w := newWork(ctx, b)
+	cast, err = c.cast(w, doc, from, to)
+	return cast, w.most - w.left, err
+}
+
+func (c *Chain) cast(w *work, doc []byte, from, to int) ([]byte, error) {
 	if from == to {
 		return doc, nil
 	}
@@ -176,7 +220,6 @@ func (c *Chain) Cast(ctx context.Context, doc []byte, from, to int) ([]byte, err
 	if to < from {
 		dir = -1
 	}
-	w := &work{ctx: ctx, left: MaxWork, until: MaxWork - lookEvery}
 	for at := from; at != to; at += dir {
 		k := c.casters[min(at, at+dir)-c.first]
 		if k == nil {

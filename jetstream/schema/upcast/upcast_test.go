@@ -456,9 +456,9 @@ func TestWorkIsBounded(t *testing.T) {
 		work           int // that is left of MaxWork; 0: all
 	}{
 		{"pairs of numbers", `[{"map":{"at":"/*","values":[` + strings.Join(scalars, ",") + `]}}]`, "", many("7", 50_000), 1, 0},
-		{"pairs of objects", `[{"map":{"at":"/*","values":[` + strings.Join(objects, ",") + `]}}]`, "more than 33554432 steps", many(`{"a":-1}`, 100_000), 1, MaxWork / 16},
-		{"operations", "[" + copies + "]", "more than 33554432 steps", many("7", 50_000), 1, MaxWork / 16},
-		{"versions", `[{"map":{"at":"/*","values":[]}}]`, "more than 33554432 steps", many("7", 50_000), 400, 0},
+		{"pairs of objects", `[{"map":{"at":"/*","values":[` + strings.Join(objects, ",") + `]}}]`, "more than 786432 steps", many(`{"a":-1}`, 100_000), 1, MaxWork / 16},
+		{"operations", "[" + copies + "]", "more than 786432 steps", many("7", 50_000), 1, MaxWork / 16},
+		{"versions", `[{"map":{"at":"/*","values":[]}}]`, "more than 12582912 steps", many("7", 50_000), 400, 0},
 		{"parts", `[{"map":{"at":"/*","values":[]}}]`, "more than 100000 members and elements", many("7", 100_001), 1, 0},
 	} {
 		c := caster(t, test.up, "")
@@ -469,7 +469,7 @@ func TestWorkIsBounded(t *testing.T) {
 		began := time.Now()
 		var err error
 		if test.work > 0 {
-			_, err = c.up.run(test.doc, &work{ctx: t.Context(), left: test.work})
+			_, err = c.up.run(test.doc, newWork(t.Context(), Budget{Steps: test.work}))
 		} else {
 			_, err = NewChain(1, casters...).Cast(t.Context(), test.doc, 1, 1+test.steps)
 		}

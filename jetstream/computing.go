@@ -1,0 +1,130 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"eventhub/jetstream/cputime"
+	"eventhub/jetstream/schema"
+	"eventhub/jetstream/schema/upcast"
+)
+
+const (
+	// computedFree is what counts for nobody: it takes about as long as the rest of a publish.
+	computedFree = 20 * time.Microsecond
+	// comparedWait is how long a publish waits for the ration of its client, and for a place.
+	comparedWait = 5 * time.Second
+	// comparedWaiting is how many long comparisons of one client may wait, or be made.
+	comparedWaiting = 256
+	// castBrief is how many steps a cast may take without a place: about 0.1 ms.
+	castBrief = int(100 * time.Microsecond / upcast.StepTime)
+)
+
+// ErrLong is returned by PublishAsync for PublishOptions.Brief: nothing was stored.
+var ErrLong = errors.New("jetstream: this may wait, or take long to compute")
+
+// computing compares payloads with schemas and casts events for clients, within their rations of
+// time. What takes less than computedFree costs neither a lock nor a look at the clock.
+type computing struct{ ration *cputime.Ration }
+
+// payer is who pays for a client: nobody for those that are not rationed.
+func payer(client string) string {
+	if !rationed(client) {
+		return ""
+	}
+	return client
+}
+
+// validate compares a payload for a client, "" for the hub itself. The error is that of a client
+// that has used up its ration, or waits for too long, and ErrLong where brief is set.
+func (c computing) validate(ctx context.Context, s *schema.Schema, payload []byte, client string, brief bool) (*schema.Violation, error) {
+	client = payer(client)
+	if wait := c.ration.Owes(client); wait > 0 {
+		if brief {
+			return nil, ErrLong
+		}
+		if err := c.await(ctx, client, wait); err != nil {
+			return nil, err
+		}
+	}
+	broken, steps, done := s.Brief(payload, schema.QuickSteps)
+	if !done && brief {
+		if !c.ration.TryEnter(client) {
+			return nil, ErrLong
+		}
+		defer c.ration.Leave(client)
+		broken, steps, done = s.Brief(payload, schema.BriefSteps)
+	}
+	c.charge(client, time.Duration(steps)*schema.StepTime)
+	switch {
+	case done:
+		return broken, nil
+	case brief:
+		return nil, ErrLong
+	}
+	ctx, cancel := context.WithTimeout(ctx, comparedWait)
+	defer cancel()
+	if !c.ration.Enter(ctx, client, comparedWaiting) {
+		if wait := c.ration.Owes(client); wait > 0 {
+			return nil, slowDown(wait)
+		}
+		return nil, &Error{Code: CodeOverloaded, Msg: "too many payloads that take long to compare with their schemas wait on this hub: nothing was stored, try again"}
+	}
+	defer c.ration.Leave(client)
+	began, rested := time.Now(), time.Duration(0)
+	broken = s.ValidateResting(payload, func() { rested += c.ration.Rest(client) })
+	c.ration.Charge(client, time.Since(began)-rested)
+	return broken, nil
+}
+
+// castBriefly casts a document for a client, if that takes neither a place nor a wait. Else the
+// error is ErrLong.
+func (c computing) castBriefly(ctx context.Context, chain *upcast.Chain, doc []byte, from, to int, client string) ([]byte, error) {
+	client = payer(client)
+	if c.ration.Owes(client) > 0 {
+		return nil, ErrLong
+	}
+	cast, steps, err := chain.CastWithin(ctx, doc, from, to, upcast.Budget{Steps: castBrief})
+	c.charge(client, time.Duration(steps)*upcast.StepTime)
+	if steps > castBrief {
+		return nil, ErrLong
+	}
+	return cast, err
+}
+
+// castSlowly casts what castBriefly did not. It waits as long as ctx allows for the ration of the
+// client and for a place.
+func (c computing) castSlowly(ctx context.Context, chain *upcast.Chain, doc []byte, from, to int, client string) ([]byte, error) {
+	client = payer(client)
+	// No more wait than there are subscriptions and requests.
+	if !c.ration.Enter(ctx, client, math.MaxInt) {
+		return nil, ctx.Err()
+	}
+	defer c.ration.Leave(client)
+	cast, steps, err := chain.CastWithin(ctx, doc, from, to, upcast.Budget{Steps: upcast.MaxWork, Rest: func() { c.ration.Rest(client) }})
+	c.charge(client, time.Duration(steps)*upcast.StepTime)
+	return cast, err
+}
+
+// charge takes time from the ration of a client, if it is not too little.
+func (c computing) charge(client string, took time.Duration) {
+	if took > computedFree {
+		c.ration.Charge(client, took)
+	}
+}
+
+// await waits for a client's ration.
+func (c computing) await(ctx context.Context, client string, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, comparedWait)
+	defer cancel()
+	if wait <= comparedWait && c.ration.Await(ctx, client) == nil {
+		return nil
+	}
+	return slowDown(wait)
+}
+
+func slowDown(wait time.Duration) error {
+	return &Error{Code: CodeRateLimited, Msg: "comparing this client's payloads with their schemas takes more time than it may: nothing was stored, slow down", Wait: wait}
+}
