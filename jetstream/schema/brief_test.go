@@ -26,6 +26,9 @@ func TestBrief(t *testing.T) {
 		{`{"anyOf":[` + strings.Join(branches, ",") + `]}`, slow, false},
 		{`{"anyOf":[` + strings.Join(branches, ",") + `]}`, `[1]`, true},
 		{`{"pattern":"^(a|b|c|d){1,200}$"}`, `"` + strings.Repeat("a", 20_000) + `"`, false},
+		{`{"pattern":"^(a|b|c|d){1,200}$"}`, `"` + strings.Repeat("a", 100) + `"`, true},
+		{`{"items":{"pattern":"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"}}`, "[" + strings.Repeat(`"web-17.example.com",`, 9) + `"a"]`, true},
+		{`{"items":{"pattern":"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"}}`, "[" + strings.Repeat(`"web-17.example.com",`, 1500) + `"a"]`, false},
 		{`true`, `"` + strings.Repeat("a", bytesBrief*BriefSteps) + `"`, false},
 	} {
 		s, err := Compile([]byte(tt.schema))

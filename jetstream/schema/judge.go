@@ -27,6 +27,9 @@ const (
 	searchesAStep = 8
 	// matchingAStep is how many instructions of a pattern meet a byte in a step.
 	matchingAStep = 8
+	// Matches whose cost is timedFrom or more are timed, and count for a timedLeast-th of it at
+	// least.
+	timedFrom, timedLeast = 256, 64
 	// maxOpen bounds the stack: rules that wait for others.
 	maxOpen = 50_000
 	// straight is how many rules may lead to each other for one value before a judge looks for a
@@ -38,6 +41,7 @@ const (
 // before it takes them, so that the bound holds for every keyword.
 type judge struct {
 	left    int    // steps
+	saved   int    // of those that were paid for matches, and not taken
 	rest    func() // called about every restEvery steps; nil: it does not rest
 	restAt  int    // how many are left then
 	spent   string // "size" or "pattern" once there are too few
@@ -61,17 +65,19 @@ type segment struct {
 // smallest pointer, and of those the one with the smallest keyword. The branches of what needs one
 // of several have none of their own.
 //
-// Where the steps are not enough, spent is more than these, and the violation says that.
-func (r *rule) judgement(v *value, steps int, rest func()) (broken *Violation, spent int) {
+// Where the steps are not enough, spent is more than these, and the violation says that. took are
+// the steps that were taken.
+func (r *rule) judgement(v *value, steps int, rest func()) (broken *Violation, spent, took int) {
 	j := judge{left: steps, rest: rest, restAt: steps - restEvery}
 	ok := j.takes(r, v)
-	switch spent = steps - j.left; {
+	spent = steps - j.left
+	switch took = spent - j.saved; {
 	case ok:
-		return nil, spent
+		return nil, spent, took
 	case j.broken:
-		return &Violation{Pointer: strings.ToValidUTF8(string(j.pointer), ""), Keyword: j.keyword}, spent
+		return &Violation{Pointer: strings.ToValidUTF8(string(j.pointer), ""), Keyword: j.keyword}, spent, took
 	}
-	return &Violation{Keyword: j.spent}, spent
+	return &Violation{Keyword: j.spent}, spent, took
 }
 
 // takes reports whether a rule takes a value, and the steps were enough to tell.
@@ -337,11 +343,16 @@ func (j *judge) hasAll(v *value, names []string) bool {
 
 // matches reports whether a text has a match of a pattern.
 func (j *judge) matches(p *pattern, text string) bool {
-	cost := p.size * (len(text) + 1) / matchingAStep
+	cost := p.cost(len(text))
 	if j.left >= 0 && cost > j.left {
 		j.spent = "pattern"
 	}
-	return j.pay(cost) && p.MatchString(text)
+	if !j.pay(cost) {
+		return false
+	}
+	ok, took := timed(cost, func() bool { return p.MatchString(text) })
+	j.saved += cost - took
+	return ok
 }
 
 // array judges the elements of an array.

@@ -270,14 +270,22 @@ func exact(doc []byte, i int) (end int, is types, f float64, whole int64, ok boo
 	return i, is, f, whole, true
 }
 
-// accepts reports that a payload is valid. After false, it may be valid all the same.
-func (n *node) accepts(doc []byte) bool {
-	i := n.run(doc, skipBlanks(doc, 0))
+// accepts reports that a payload is valid. After false, the payload may be valid all the same.
+func (n *node) accepts(doc []byte, m *matching) bool {
+	i := n.run(doc, skipBlanks(doc, 0), m)
 	return i >= 0 && skipBlanks(doc, i) == len(doc)
 }
 
+// matching are the steps that patterns may still take.
+type matching struct {
+	left int
+	// timed has matches count for the time that they take. A single one may cost BriefSteps.
+	timed bool
+	spent bool // there were too few
+}
+
 // run returns the index behind the value at i if the value is valid, and -1 if that is not sure.
-func (n *node) run(doc []byte, i int) int {
+func (n *node) run(doc []byte, i int, m *matching) int {
 	if uint(i) >= uint(len(doc)) {
 		return -1
 	}
@@ -295,16 +303,16 @@ func (n *node) run(doc []byte, i int) int {
 		if !n.objects {
 			return skip(doc, i)
 		}
-		return n.object(doc, i+1)
+		return n.object(doc, i+1, m)
 	case '[':
 		if n.types&isArray == 0 || n.values != nil {
 			return -1
 		}
-		return n.array(doc, i+1)
+		return n.array(doc, i+1, m)
 	case '"':
 		end := skipString(doc, i)
 		if end < 0 || n.types&isString == 0 || n.values != nil && !n.values[string(doc[i:end])] ||
-			n.countsLength && !n.fits(doc[i+1:end-1]) || n.pattern != nil && !n.matches(doc, i+1, end-1) {
+			n.countsLength && !n.fits(doc[i+1:end-1]) || n.pattern != nil && !n.matches(doc[i+1:end-1], m) {
 			return -1
 		}
 		return end
@@ -405,9 +413,22 @@ func (n *node) fits(text []byte) bool {
 }
 
 // matches reports whether the text of a valid string matches the pattern, as far as that can be
-// seen without its escapes. A payload that may take too many steps is for a judge, who counts them.
-func (n *node) matches(doc []byte, i, end int) bool {
-	return n.pattern.size*len(doc) <= matchingAStep*maxSteps && bytes.IndexByte(doc[i:end], '\\') < 0 && n.pattern.Match(doc[i:end])
+// seen without its escapes.
+func (n *node) matches(text []byte, m *matching) bool {
+	cost, most := n.pattern.cost(len(text)), m.left
+	if m.timed && most > 0 {
+		most = max(most, BriefSteps)
+	}
+	if m.spent = m.spent || cost > most; m.spent || bytes.IndexByte(text, '\\') >= 0 {
+		return false
+	}
+	if !m.timed {
+		m.left -= cost
+		return n.pattern.Match(text)
+	}
+	ok, took := timed(cost, func() bool { return n.pattern.Match(text) })
+	m.left -= took
+	return ok
 }
 
 // judgedAByte is how many steps judges within a program have for a byte of the payload.
@@ -427,14 +448,14 @@ func (n *node) judge(doc []byte, i int) int {
 }
 
 // array is run behind the bracket of an array.
-func (n *node) array(doc []byte, i int) int {
+func (n *node) array(doc []byte, i int, m *matching) int {
 	i = skipBlanks(doc, i)
 	count := 0
 	if uint(i) < uint(len(doc)) && doc[i] == ']' {
 		return n.ends(i, count)
 	}
 	for {
-		if i = n.items.run(doc, i); i < 0 {
+		if i = n.items.run(doc, i, m); i < 0 {
 			return -1
 		}
 		count++
@@ -460,7 +481,7 @@ func (n *node) ends(i, count int) int {
 }
 
 // object is run behind the brace of an object.
-func (n *node) object(doc []byte, i int) int {
+func (n *node) object(doc []byte, i int, m *matching) int {
 	i = skipBlanks(doc, i)
 	var seen uint64
 	if uint(i) < uint(len(doc)) && doc[i] == '}' {
@@ -494,7 +515,7 @@ func (n *node) object(doc []byte, i int) int {
 		case n.closed:
 			return -1
 		}
-		if i = of.run(doc, i); i < 0 {
+		if i = of.run(doc, i, m); i < 0 {
 			return -1
 		}
 		if i = skipBlanks(doc, i); uint(i) >= uint(len(doc)) {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
@@ -97,6 +98,20 @@ type patternRule struct {
 type pattern struct {
 	*regexp.Regexp
 	size int
+}
+
+// cost is the most steps that a match takes. A match cannot be stopped.
+func (p *pattern) cost(bytes int) int { return p.size * (bytes + 1) / matchingAStep }
+
+// timed matches, and returns how many steps that took: most patterns take far fewer than their
+// cost, and no fewer than a part of it are counted.
+func timed(cost int, match func() bool) (ok bool, took int) {
+	if cost < timedFrom {
+		return match(), cost
+	}
+	began := time.Now()
+	ok = match()
+	return ok, min(cost, max(int(time.Since(began)/StepTime), cost/timedLeast))
 }
 
 // set has values in the order of their hashes.

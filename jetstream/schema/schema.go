@@ -148,8 +148,10 @@ func (s *Schema) Validate(doc []byte) *Violation { return s.ValidateResting(doc,
 
 // ValidateResting is Validate for what takes long: it calls rest about every 0.2 ms.
 func (s *Schema) ValidateResting(doc []byte, rest func()) *Violation {
-	if s.program != nil && s.program.accepts(doc) {
-		return nil
+	if s.program != nil {
+		if s.program.accepts(doc, &matching{left: maxSteps}) {
+			return nil
+		}
 	}
 	return s.judge(doc, rest)
 }
@@ -157,19 +159,24 @@ func (s *Schema) ValidateResting(doc []byte, rest func()) *Violation {
 // Brief is Validate for what takes few steps, at most BriefSteps. Beyond them done is false, and
 // Validate has to be called. took are the steps that were done.
 func (s *Schema) Brief(doc []byte, steps int) (broken *Violation, took int, done bool) {
-	if len(doc) > bytesBrief*steps || s.instructions*len(doc) > matchingAStep*steps {
+	if len(doc) > bytesBrief*steps {
 		return nil, 0, false
 	}
 	if s.program != nil {
-		if took = len(doc) / scanning; s.program.accepts(doc) {
+		m := matching{left: steps, timed: true}
+		valid := s.program.accepts(doc, &m)
+		switch took = len(doc)/scanning + steps - m.left; {
+		case valid:
 			return nil, took, true
+		case m.spent:
+			return nil, took, false
 		}
 	}
 	if !jsonscan.Valid(doc) {
 		return &Violation{Keyword: "json"}, took, true
 	}
-	broken, spent := s.rule.judgement(decode(doc, nil), steps, nil)
-	return broken, took + len(doc)/decoding + spent, spent <= steps
+	broken, spent, judged := s.rule.judgement(decode(doc, nil), steps, nil)
+	return broken, took + len(doc)/decoding + judged, spent <= steps
 }
 
 // judge is Validate without the program.
@@ -177,7 +184,7 @@ func (s *Schema) judge(doc []byte, rest func()) *Violation {
 	if !jsonscan.Valid(doc) { // which is stricter about UTF-8 than encoding/json
 		return &Violation{Keyword: "json"}
 	}
-	broken, _ := s.rule.judgement(decode(doc, rest), maxSteps, rest)
+	broken, _, _ := s.rule.judgement(decode(doc, rest), maxSteps, rest)
 	return broken
 }
 
