@@ -49,11 +49,17 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error, what, f
 	case ok && known.Code != jetstream.CodeInternal:
 		(&Refusal{Status: s.cfg.Status(known.Code), Code: known.Code, Msg: known.Msg, Wait: known.Wait}).write(w)
 	default:
-		topic, group := "", ""
+		who, topic, group := "", "", ""
+		if id := identity(r); id != nil {
+			who = id.Key()
+		}
+		level := slog.LevelDebug // the operator has gone
 		if r.Context().Err() == nil {
+			level = slog.LevelWarn
 			topic, group = pathTarget(r)
 		}
-		s.cfg.Logger.LogAttrs(r.Context(), slog.LevelWarn, "failed to serve an operator", slog.String("failed", failed), slog.String("topic", topic), slog.String("group", group), slog.Any("error", err))
+		s.often.Log(r.Context(), level, "failed to serve an operator", who, slog.String("failed", failed),
+			slog.String("topic", topic), slog.String("group", group), slog.String("operator", who), slog.Any("error", err))
 		writeError(w, s.cfg.Status(jetstream.CodeInternal), jetstream.CodeInternal, "The hub failed to "+failed+": try again later.")
 	}
 }

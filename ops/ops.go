@@ -17,6 +17,7 @@ import (
 
 	"eventhub/acl"
 	"eventhub/jetstream"
+	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/quota"
 )
 
@@ -110,6 +111,7 @@ const PartOK = "ok"
 // Server serves probes and metrics. Its methods may be called concurrently.
 type Server struct {
 	cfg     Config
+	often   *pacedlog.Log // lines that operators can repeat
 	started time.Time
 	handler http.Handler
 	// unready holds the last result, so that only changes are logged.
@@ -134,7 +136,7 @@ func New(cfg Config) *Server {
 	if cfg.Status == nil {
 		cfg.Status = func(string) int { return http.StatusServiceUnavailable }
 	}
-	s := &Server{cfg: cfg, started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests), asked: prometheus.NewRegistry()}
+	s := &Server{cfg: cfg, often: pacedlog.New(cfg.Logger), started: time.Now(), places: quota.NewPlaces(MaxRequests, MaxPrincipalRequests), asked: prometheus.NewRegistry()}
 	if cfg.Observed != nil {
 		cfg.Observed.limit(cfg.Series)
 	}

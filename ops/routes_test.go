@@ -1,8 +1,11 @@
 package ops
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -336,5 +339,22 @@ func TestBodies(t *testing.T) {
 		if w.Code != tt.status || !strings.Contains(w.Body.String(), tt.text) {
 			t.Errorf("%.20s was answered with %d %s, want %d %s", tt.body, w.Code, w.Body, tt.status, tt.text)
 		}
+	}
+}
+
+// TestFailuresAreLoggedOnceAMinute has a request fail again and again, and another whose operator
+// gave up.
+func TestFailuresAreLoggedOnceAMinute(t *testing.T) {
+	var log bytes.Buffer
+	s := New(Config{Bus: busState{}, Registry: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo}))})
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	for range 5 {
+		s.fail(httptest.NewRecorder(), r, errors.New("away"), "group", "move the group")
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.fail(httptest.NewRecorder(), r.WithContext(gone), context.Canceled, "group", "move the group")
+	if n := strings.Count(log.String(), "failed to serve an operator"); n != 1 {
+		t.Errorf("%d lines:\n%s", n, &log)
 	}
 }
