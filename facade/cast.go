@@ -395,17 +395,17 @@ func (c *cast) form() broadcast.Form {
 		return broadcast.Form{}
 	}
 	k, srv := c.caster, c.srv // the Tail outlives the broadcast
-	return broadcast.Form{Version: c.opts.version, Frame: func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event, client string) ([]byte, error) {
-		return srv.frameCast(srv.ctx, dst, k.countFor(client), topic, at, e)
+	return broadcast.Form{Version: c.opts.version, Frame: func(ctx context.Context, dst []byte, topic string, at jetstream.Place, e *jetstream.Event, payer func(not string) string) ([]byte, error) {
+		return srv.frameCast(ctx, dst, k, topic, at, e, payer)
 	}}
 }
 
 // frameCast frames an event, and counts one that could not be cast.
-func (s *Server) frameCast(ctx context.Context, dst []byte, k *caster, topic string, at jetstream.Place, e *jetstream.Event) ([]byte, error) {
+func (s *Server) frameCast(ctx context.Context, dst []byte, k *caster, topic string, at jetstream.Place, e *jetstream.Event, payer func(not string) string) ([]byte, error) {
 	if k == nil {
 		return frameStored(dst, topic, at, e)
 	}
-	dst, uncast, err := k.appendTo(ctx, dst, topic, at, e)
+	dst, uncast, err := k.appendTo(ctx, dst, topic, at, e, payer)
 	if uncast {
 		s.casting.gaps.Add(1)
 		s.casting.missed.Add(1)
@@ -773,7 +773,7 @@ var errCastOver = errors.New("facade: the broadcast has ended")
 func (q *castQueue) add(e *jetstream.Event) error {
 	q.srv.casting.caughtUp.Add(1)
 	var err error
-	if q.frames, err = q.srv.frameCast(q.ctx, q.frames, q.caster, q.topic, q.tail.Place(), e); err != nil {
+	if q.frames, err = q.srv.frameCast(q.ctx, q.frames, q.caster, q.topic, q.tail.Place(), e, nil); err != nil {
 		return err
 	}
 	q.events++

@@ -40,7 +40,8 @@ func (o *writer) mayWrite(it *item) bool {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if l.left == 0 {
+	tried := l.left == 0
+	if tried {
 		o.mu.Unlock()
 		ok, long := it.held.CastBriefly()
 		o.mu.Lock()
@@ -57,7 +58,7 @@ func (o *writer) mayWrite(it *item) bool {
 			return ended
 		})
 	}
-	l.waiting = append(l.waiting, item{held: it.held, sub: it.sub})
+	l.waiting = append(l.waiting, item{held: it.held, sub: it.sub, tried: tried})
 	l.left++
 	if !l.running {
 		l.running = true
@@ -83,7 +84,11 @@ func (o *writer) runLane() {
 		l.waiting = l.waiting[1:]
 		o.mu.Unlock()
 		ok, err := false, error(nil)
-		if it.held.Valid() {
+		switch {
+		case !it.held.Valid():
+		case it.tried:
+			ok, err = it.held.CastSlowly(l.ctx)
+		default:
 			ok, err = it.held.Cast(l.ctx)
 		}
 		o.mu.Lock()

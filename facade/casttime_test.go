@@ -29,7 +29,7 @@ func shortList(n int) string {
 // long in each second.
 func castTimeRig(t *testing.T, each time.Duration, change func(*facade.Config)) (*rig, *cputime.Ration) {
 	t.Helper()
-	ration := cputime.New(each, 100, func(string) {})
+	ration := cputime.New(each, 8, 100, func(string) {}) // four places, two of them for one client
 	r := newRigOn(t, jetstream.Config{
 		Topics:    []jetstream.TopicRule{{Pattern: "lists", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaWarn, Compatibility: "none"}}},
 		Computing: ration,
@@ -189,21 +189,31 @@ func TestCastsBeyondTheRation(t *testing.T) {
 	})
 }
 
-// TestTheIdleListenerPays has two clients listen to a broadcast in a version, of which the first
-// owes time.
+// TestTheIdleListenerPays has two clients listen to a broadcast in a version. The first one has its
+// places taken, and then owes time.
 func TestTheIdleListenerPays(t *testing.T) {
 	t.Parallel()
 	r, ration := castTimeRig(t, time.Millisecond, func(cfg *facade.Config) { cfg.Auth = everybody{} })
 	r.putLists(t, 1)
 	eve, _ := r.listen(t, "lists", "schemaVersion=2", "Authorization", "Bearer eve")
 	bob, _ := r.listen(t, "lists", "schemaVersion=2", "Authorization", "Bearer bob")
+	want := func(while string) {
+		t.Helper()
+		r.putLists(t, 1)
+		for name, s := range map[string]*sse{"eve": eve, "bob": bob} {
+			if f, _ := s.frame("event"); lastOf(f.Event.Payload) != 0 {
+				t.Errorf("while %s, %s got %.100s", while, name, f.Event.Payload)
+			}
+		}
+	}
+	for range 2 {
+		if err := ration.Enter(t.Context(), "eve", 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("the first one computes")
 	for ration.Owes("eve") < 2*rigPatience {
 		ration.Charge("eve", cputime.Burst)
 	}
-	r.putLists(t, 1)
-	for name, s := range map[string]*sse{"eve": eve, "bob": bob} {
-		if f, _ := s.frame("event"); lastOf(f.Event.Payload) != 0 {
-			t.Errorf("%s got %.100s", name, f.Event.Payload)
-		}
-	}
+	want("the first one owes time")
 }

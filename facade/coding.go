@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -22,7 +21,7 @@ const (
 	// packWindow is how far a zstd encoder looks back, in bytes. Encoder and decoder hold so many.
 	packWindow = 1 << 20
 	// packTime is about what it takes to compress a byte.
-	packTime = 3 * time.Nanosecond
+	packTime = 5 * time.Nanosecond
 )
 
 // contentCoding returns the coding of an answer: the one of ours that an Accept-Encoding (RFC 9110,
@@ -74,12 +73,12 @@ func newPacker(coding string, ration *cputime.Ration, client string) *packer {
 }
 
 // pack compresses a piece of the answer, and returns what is to be written now, until the next
-// call. It waits as long as ctx allows for the ration of the client and for a place.
+// call. It waits as long as ctx allows for the ration of the client. A piece is too short for a
+// place.
 func (p *packer) pack(ctx context.Context, b []byte, last bool) ([]byte, error) {
-	if !p.ration.Enter(ctx, p.client, math.MaxInt) { // there are no more than exports
-		return nil, ctx.Err()
+	if err := p.ration.Await(ctx, p.client); err != nil {
+		return nil, err
 	}
-	defer p.ration.Leave(p.client)
 	p.packed.Reset()
 	_, err := p.to.Write(b)
 	if err == nil && last {

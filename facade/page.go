@@ -331,18 +331,20 @@ func (s *Server) writePage(w http.ResponseWriter, r *http.Request, q *pageQuery,
 	out = append(out, '[')
 	header.Set("Cache-Control", "no-cache")
 	header.Set("Content-Type", kind)
+	ctx, cancel := s.rangeContext(r.Context(), principalOf(r))
+	defer cancel()
 	a := s.newAnswer(w)
 	begun := false
 	for i, e := range page.events {
 		if i > 0 {
 			out = append(out, ',')
 		}
-		why, err := page.caster.cast(r.Context(), e)
+		why, err := page.caster.cast(ctx, e)
 		if err != nil {
-			fail := s.readFault(r, e.Topic, err)
-			if begun {
+			if begun || ctx.Err() != nil {
 				panic(http.ErrAbortHandler)
 			}
+			fail := s.readFault(r, e.Topic, err)
 			header.Del("Link")
 			s.refuse(w, fail)
 			return

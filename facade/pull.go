@@ -247,7 +247,7 @@ func (o *pulled) encode(ctx context.Context) (done bool, fail *fault) {
 		ok, err := h.Cast(ctx)
 		if err != nil {
 			if len(o.out.events) == 0 {
-				fail = &fault{code: codeRateLimited, msg: "Casting this client's events takes more time than it may: pull fewer, or later.", wait: time.Second}
+				fail = busFault(castFault(err), codeOverloaded, "The client has gone.")
 			}
 			break
 		}

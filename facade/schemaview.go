@@ -11,6 +11,7 @@ import (
 	"eventhub/facade/textmsg"
 	"eventhub/jetstream"
 	"eventhub/jetstream/cloudevents"
+	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/jsonscan"
 )
 
@@ -25,6 +26,9 @@ const (
 	castVersions, principalVersions = 4, 2
 	// castAgain is how long a broadcast waits before it tries again to cast an event.
 	castAgain = 100 * time.Millisecond
+	// castTurn is how long a broadcast waits for the ration of one of those who listen, before it
+	// is the turn of another one.
+	castTurn = 100 * time.Millisecond
 	// attrSchemaError is the attribute of a CloudEvent that could not be cast.
 	attrSchemaError = "schemaerror"
 )
@@ -89,9 +93,6 @@ func (s *Server) casterOf(ctx context.Context, topic string, version int, client
 	return &caster{v.CountFor(client), s.castPatience}, nil
 }
 
-// countFor returns the caster for another client.
-func (c *caster) countFor(client string) *caster { return &caster{c.view.CountFor(client), c.patience} }
-
 // cast turns an event into the version of the reader. why says, for the client, that the event
 // cannot be cast, which stays so. An error says that the hub could not find out: it passes, and the
 // reader has to come back to the event.
@@ -104,16 +105,43 @@ func (c *caster) cast(ctx context.Context, e *jetstream.Event) (why string, err 
 	if ok && code(known.Code) == codeSchemaInvalid {
 		return known.Msg, nil
 	}
-	if wait := c.view.Owes(); wait > 0 && errors.Is(err, context.DeadlineExceeded) {
-		err = &jetstream.Error{Code: string(codeRateLimited), Msg: "Casting this client's events takes more time than it may: slow down.", Wait: wait}
-	}
-	return "", err
+	return "", castFault(err)
 }
 
-// castPatiently is cast for a broadcast, which does not come back: it goes on trying for
+// castFault makes an error for clients of one that says that a cast has waited for too long.
+func castFault(err error) error {
+	switch {
+	case errors.Is(err, cputime.ErrOwes):
+		return &jetstream.Error{Code: string(codeRateLimited), Msg: "Casting this client's events takes more time than it may: read fewer, or later.", Wait: time.Second}
+	case errors.Is(err, cputime.ErrPlaces):
+		return &jetstream.Error{Code: string(codeOverloaded), Msg: "Too many events are being cast: try again later.", Wait: time.Second}
+	}
+	return err
+}
+
+// castInTurn is cast for all who listen to a broadcast, in the ration of one of them. payer chooses
+// one, another one than last time if there is.
+func (c *caster) castInTurn(ctx context.Context, e *jetstream.Event, payer func(not string) string) (why string, err error) {
+	if payer == nil {
+		return c.cast(ctx, e)
+	}
+	for client := ""; ; {
+		client = payer(client)
+		within, cancel := context.WithTimeout(ctx, castTurn)
+		why, err = (&caster{c.view.CountFor(client), c.patience}).cast(within, e)
+		cancel()
+		known, ok := errors.AsType[*jetstream.Error](err)
+		waits := ok && (code(known.Code) == codeRateLimited || code(known.Code) == codeOverloaded) || errors.Is(err, context.DeadlineExceeded)
+		if !waits || ctx.Err() != nil {
+			return why, err
+		}
+	}
+}
+
+// castPatiently is castInTurn for a broadcast, which does not come back: it goes on trying for
 // castPatience.
-func (c *caster) castPatiently(ctx context.Context, e *jetstream.Event) (why string, err error) {
-	if why, err = c.cast(ctx, e); err == nil {
+func (c *caster) castPatiently(ctx context.Context, e *jetstream.Event, payer func(not string) string) (why string, err error) {
+	if why, err = c.castInTurn(ctx, e, payer); err == nil {
 		return why, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.patience)
@@ -124,7 +152,7 @@ func (c *caster) castPatiently(ctx context.Context, e *jetstream.Event) (why str
 		case <-ctx.Done():
 			return "", err
 		}
-		if why, err = c.cast(ctx, e); err == nil {
+		if why, err = c.castInTurn(ctx, e, payer); err == nil {
 			return why, nil
 		}
 	}
@@ -168,9 +196,9 @@ func appendRead(dst []byte, e *jetstream.Event, cloud *cloudForm, why string) []
 // appendTo appends the frame of a broadcast, framed for a WebSocket: the EVENT in the version of
 // the reader, or a GAP in the place of an event that cannot be cast. After an error, nothing is
 // known of the event, and the broadcast ends: its clients go on from the event before.
-func (c *caster) appendTo(ctx context.Context, dst []byte, topic string, at jetstream.Place, e *jetstream.Event) (frame []byte, uncast bool, err error) {
+func (c *caster) appendTo(ctx context.Context, dst []byte, topic string, at jetstream.Place, e *jetstream.Event, payer func(not string) string) (frame []byte, uncast bool, err error) {
 	shown := *e
-	why, err := c.castPatiently(ctx, &shown)
+	why, err := c.castPatiently(ctx, &shown, payer)
 	if err != nil {
 		return dst, false, err
 	}

@@ -156,21 +156,33 @@ func (o *stream) cast(ctx context.Context, h *jetstream.Held) (ok bool, err erro
 	if err := o.flush(); err != nil {
 		return false, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan bool, 1)
+	go func() {
+		defer close(done)
+		ok, err := h.CastSlowly(ctx)
+		done <- ok && err == nil
+	}()
+	defer func() {
+		cancel()
+		for range done {
+		}
+	}()
+	tick := time.NewTicker(min(consumerTick, o.srv.cfg.Limits.StreamBeat))
+	defer tick.Stop()
 	for {
 		select {
+		case ok := <-done:
+			return ok, ctx.Err()
 		case <-o.over:
 			return false, nil // what is left goes back
-		default:
-		}
-		within, cancel := context.WithTimeout(ctx, min(consumerTick, o.srv.cfg.Limits.StreamBeat))
-		ok, err := h.Cast(within)
-		cancel()
-		now := time.Now()
-		if err == nil || ctx.Err() != nil || o.lapsed(now) {
-			return ok, ctx.Err()
-		}
-		if err := o.beat(now); err != nil {
-			return false, err
+		case now := <-tick.C:
+			if o.lapsed(now) {
+				return false, nil
+			}
+			if err := o.beat(now); err != nil {
+				return false, err
+			}
 		}
 	}
 }

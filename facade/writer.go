@@ -31,6 +31,7 @@ type item struct {
 	held    *jetstream.Held   // nil for a reply
 	sub     *subscription     // the delivery's subscription
 	size    int               // bytes of the reply, or the weight of a delivery that was cast
+	tried   bool              // the delivery is in the lane because it takes long to cast
 	cast    bool              // the delivery comes from the lane
 	start   int64             // offset of the message in batch.out, later on the wire
 	sending jetstream.Sending // the delivery, once its lease has begun

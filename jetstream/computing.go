@@ -41,40 +41,30 @@ func payer(client string) string {
 // that has used up its ration, or waits for too long, and ErrLong where brief is set.
 func (c computing) validate(ctx context.Context, s *schema.Schema, payload []byte, client string, brief bool) (*schema.Violation, error) {
 	client = payer(client)
-	if wait := c.ration.Owes(client); wait > 0 {
-		if brief {
-			return nil, ErrLong
+	if c.ration.Owes(client) == 0 {
+		broken, steps, done := s.Brief(payload, schema.QuickSteps)
+		if !done && brief && c.ration.TryEnter(client) {
+			defer c.ration.Leave(client)
+			broken, steps, done = s.Brief(payload, schema.BriefSteps)
 		}
-		if err := c.await(ctx, client, wait); err != nil {
-			return nil, err
+		if c.charge(client, time.Duration(steps)*schema.StepTime); done {
+			return broken, nil
 		}
 	}
-	broken, steps, done := s.Brief(payload, schema.QuickSteps)
-	if !done && brief {
-		if !c.ration.TryEnter(client) {
-			return nil, ErrLong
-		}
-		defer c.ration.Leave(client)
-		broken, steps, done = s.Brief(payload, schema.BriefSteps)
-	}
-	c.charge(client, time.Duration(steps)*schema.StepTime)
-	switch {
-	case done:
-		return broken, nil
-	case brief:
+	if brief {
 		return nil, ErrLong
 	}
-	ctx, cancel := context.WithTimeout(ctx, comparedWait)
+	within, cancel := context.WithTimeout(ctx, comparedWait)
 	defer cancel()
-	if !c.ration.Enter(ctx, client, comparedWaiting) {
-		if wait := c.ration.Owes(client); wait > 0 {
-			return nil, slowDown(wait)
-		}
+	switch err := c.ration.Enter(within, client, comparedWaiting); {
+	case errors.Is(err, cputime.ErrOwes):
+		return nil, &Error{Code: CodeRateLimited, Msg: "comparing this client's payloads with their schemas takes more time than it may: nothing was stored, slow down", Wait: max(c.ration.Owes(client), time.Second)}
+	case err != nil:
 		return nil, &Error{Code: CodeOverloaded, Msg: "too many payloads that take long to compare with their schemas wait on this hub: nothing was stored, try again"}
 	}
 	defer c.ration.Leave(client)
 	began, rested := time.Now(), time.Duration(0)
-	broken = s.ValidateResting(payload, func() { rested += c.ration.Rest(client) })
+	broken := s.ValidateResting(payload, func() { rested += c.ration.Rest(client) })
 	c.ration.Charge(client, time.Since(began)-rested)
 	return broken, nil
 }
@@ -87,7 +77,7 @@ func (c computing) castBriefly(ctx context.Context, chain *upcast.Chain, doc []b
 		return nil, ErrLong
 	}
 	cast, steps, err := chain.CastWithin(ctx, doc, from, to, upcast.Budget{Steps: castBrief})
-	c.charge(client, time.Duration(steps)*upcast.StepTime)
+	c.charge(client, time.Duration(min(steps, castBrief))*upcast.StepTime)
 	if steps > castBrief {
 		return nil, ErrLong
 	}
@@ -95,12 +85,12 @@ func (c computing) castBriefly(ctx context.Context, chain *upcast.Chain, doc []b
 }
 
 // castSlowly casts what castBriefly did not. It waits as long as ctx allows for the ration of the
-// client and for a place.
+// client and for a place, and then returns an error of Ration.Enter.
 func (c computing) castSlowly(ctx context.Context, chain *upcast.Chain, doc []byte, from, to int, client string) ([]byte, error) {
 	client = payer(client)
 	// No more wait than there are subscriptions and requests.
-	if !c.ration.Enter(ctx, client, math.MaxInt) {
-		return nil, ctx.Err()
+	if err := c.ration.Enter(ctx, client, math.MaxInt); err != nil {
+		return nil, err
 	}
 	defer c.ration.Leave(client)
 	cast, steps, err := chain.CastWithin(ctx, doc, from, to, upcast.Budget{Steps: upcast.MaxWork, Rest: func() { c.ration.Rest(client) }})
@@ -113,18 +103,4 @@ func (c computing) charge(client string, took time.Duration) {
 	if took > computedFree {
 		c.ration.Charge(client, took)
 	}
-}
-
-// await waits for a client's ration.
-func (c computing) await(ctx context.Context, client string, wait time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, comparedWait)
-	defer cancel()
-	if wait <= comparedWait && c.ration.Await(ctx, client) == nil {
-		return nil
-	}
-	return slowDown(wait)
-}
-
-func slowDown(wait time.Duration) error {
-	return &Error{Code: CodeRateLimited, Msg: "comparing this client's payloads with their schemas takes more time than it may: nothing was stored, slow down", Wait: wait}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"time"
 
@@ -395,7 +396,7 @@ func (c *Config) validate() error {
 		l.ComputeTime = 500 * time.Millisecond
 	}
 	if c.Computing == nil {
-		c.Computing = cputime.New(l.ComputeTime, l.Topics, c.Observer.LimitReached)
+		c.Computing = cputime.New(l.ComputeTime, runtime.GOMAXPROCS(0), l.Topics, c.Observer.LimitReached)
 	}
 	def(&l.DerivedKeyRate, 1)
 	def(&l.GroupsPerClient, 100)

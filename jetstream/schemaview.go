@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/schema/upcast"
 )
 
@@ -80,8 +81,9 @@ func (v *SchemaView) CountFor(client string) *SchemaView {
 // leaves what they were. Tombstones stay as they are.
 //
 // After an error, the event is as it was. The error is an *Error (schema_invalid) that wraps a
-// *upcast.CastError, and tells no values of the payload, or that of ctx. ctx is for the ration of
-// the client, and for the question to the server for a version that this hub has not heard of.
+// *upcast.CastError, and tells no values of the payload, or that of ctx, or cputime.ErrOwes or
+// ErrPlaces, which say what ctx was too short for. ctx is for the ration of the client, and for the
+// question to the server for a version that this hub has not heard of.
 func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	err := v.cast(ctx, e)
 	since := v.table.bus.clock.now() - int64(lookAgain)
@@ -95,9 +97,6 @@ func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	}
 	return v.table.bus.unavailable(errNoVersions)
 }
-
-// Owes returns how long the client of CountFor has to wait until it owes no time.
-func (v *SchemaView) Owes() time.Duration { return v.table.bus.computing.ration.Owes(payer(v.client)) }
 
 // errNoVersions says that the server did not tell versions, or that this hub cannot read one.
 var errNoVersions = errors.New("jetstream: the versions of a schema could not be read")
@@ -137,13 +136,16 @@ func (v *SchemaView) castBy(ctx context.Context, e *Event, cast castFunc) error 
 	if from == to {
 		return nil
 	}
+	if from > set.latest() {
+		return castFailed(nil, from, set.latest())
+	}
 	doc := e.Payload
 	if len(doc) == 0 {
 		doc = []byte("null")
 	}
 	doc, err := cast(ctx, set.chain, doc, from, to, v.client)
 	switch {
-	case errors.Is(err, ErrLong):
+	case errors.Is(err, ErrLong), errors.Is(err, cputime.ErrOwes), errors.Is(err, cputime.ErrPlaces):
 		return err
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("jetstream: cast an event: %w", ctx.Err())
@@ -216,14 +218,19 @@ func (b *Bus) viewsOf(ctx context.Context, topics []string, version int, client 
 
 // Cast turns the event into the version that the subscription asks for
 // (SubscribeOptions.SchemaVersion). It waits as long as ctx allows for the ration of the client
-// (Limits.ComputeTime); its error is that of ctx, and then Cast may be called again. It returns
-// false when the event cannot be cast: then the attempt has failed, and the Held is not valid any
-// more. Begin calls Cast. Servers that copy the event call Cast before, so that an event takes the
-// memory of its version only on its way to a client.
+// (Limits.ComputeTime). Its error is that of ctx, cputime.ErrOwes or cputime.ErrPlaces, and then
+// Cast may be called again. It returns false when the event cannot be cast: then the attempt has
+// failed, and the Held is not valid any more. Begin calls Cast. Servers that copy the event call
+// Cast before, so that an event takes the memory of its version only on its way to a client.
 func (h *Held) Cast(ctx context.Context) (ok bool, err error) {
 	if ok, long := h.CastBriefly(); !long {
 		return ok, nil
 	}
+	return h.CastSlowly(ctx)
+}
+
+// CastSlowly is Cast after CastBriefly, for what takes long.
+func (h *Held) CastSlowly(ctx context.Context) (ok bool, err error) {
 	d := (*Delivery)(h)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -233,7 +240,7 @@ func (h *Held) Cast(ctx context.Context) (ok bool, err error) {
 }
 
 // CastBriefly is Cast for what takes less than about 0.1 ms and waits for no ration. For the rest,
-// long is set, and Cast has to be called.
+// long is set, and CastSlowly has to be called.
 func (h *Held) CastBriefly() (ok, long bool) {
 	d := (*Delivery)(h)
 	v := d.m.sub.views[d.Event.Topic]

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/schema/upcast"
 )
@@ -553,4 +554,27 @@ func TestAVersionThatAHubCannotRead(t *testing.T) {
 		}
 	}
 	letters.quiet(50 * time.Millisecond)
+}
+
+// TestAVersionThatAHubCannotReadInDebt is the same for a client that owes time.
+func TestAVersionThatAHubCannotReadInDebt(t *testing.T) {
+	t.Parallel()
+	url := natsServer(t)
+	ration := cputime.New(time.Millisecond, 2, 100, func(string) {})
+	b := open(t, Config{URL: url, Computing: ration, Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	register(t, b, "t.a", draft(machineV1))
+	entry := []byte(`{"topic":"t.a","version":2,"schema":{"type":"odd"}}`)
+	if _, err := b.js.Publish(t.Context(), b.schemas.bucket().subject(schemaKey("t.a", 2)), entry); err != nil {
+		t.Fatal(err)
+	}
+	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: 1, MaxAttempts: 1, CountFor: "eve"})
+	ration.Charge("eve", 2*cputime.Burst)
+	publishNative(t, url, `{}`, "2")
+	h := <-k.ch
+	if ok, err := h.Cast(t.Context()); ok || err != nil {
+		t.Errorf("the event was cast: %t, %v", ok, err)
+	}
+	if n := (<-k.ch).Attempt; n != 1 { // it comes again after a second
+		t.Errorf("the event comes again as attempt %d", n)
+	}
 }

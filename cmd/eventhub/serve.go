@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -196,7 +197,7 @@ func (h *hub) open(ctx context.Context) error {
 	h.metrics = ops.NewMetrics(registry)
 	metrics := h.metrics
 	metrics.Codes(facade.ErrorCodes(), facade.StatusOf, facade.CloseCodes())
-	computing := cputime.New(cmd.SchemaTime, cmd.Topics, metrics.LimitReached)
+	computing := cputime.New(cmd.SchemaTime, runtime.GOMAXPROCS(0), cmd.Topics, metrics.LimitReached)
 	cfg := jetstream.Config{Limits: cmd.bus(), Logger: h.log, Observer: metrics, Topics: h.topics, Computing: computing}
 	if h.tracing != nil {
 		if h.tracer, err = newTracer(ctx, h.tracing, cmd.OpenSpans, metrics, h.log); err != nil {

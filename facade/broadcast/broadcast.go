@@ -32,9 +32,9 @@ type Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event
 type Form struct {
 	// Version tells forms of a topic apart.
 	Version int
-	// Frame is used for a Version other than 0, instead of Config.Frame. The client is the one of
-	// those who listen that owes the least (Config.Owes).
-	Frame func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event, client string) ([]byte, error)
+	// Frame is used for a Version other than 0, instead of Config.Frame. ctx ends with the Tail.
+	// payer chooses the client of those who listen that owes the least (Config.Owes), but for one.
+	Frame func(ctx context.Context, dst []byte, topic string, at jetstream.Place, e *jetstream.Event, payer func(not string) string) ([]byte, error)
 }
 
 // Config configures a Tails. All fields are required.
@@ -196,7 +196,7 @@ func (t *Tails) enter(topic, client string, form Form) (*Tail, error) {
 	}
 	if form.Version != 0 {
 		tail.frame = func(dst []byte, topic string, at jetstream.Place, e *jetstream.Event) ([]byte, error) {
-			return form.Frame(dst, topic, at, e, tail.payer())
+			return form.Frame(tail.ctx, dst, topic, at, e, tail.payer)
 		}
 	}
 	tail.ctx, tail.cancel = context.WithCancel(t.ctx)

@@ -183,19 +183,26 @@ func (t *Tail) follow() error {
 	})
 }
 
-// payer returns the client of those who listen that owes the least; without any, the client that
-// came first.
-func (t *Tail) payer() string {
+// payer returns the client of those who listen that owes the least, but for one, unless that is the
+// only one. Without anybody, it is the client that came first.
+func (t *Tail) payer(not string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	client, least := t.client, time.Duration(math.MaxInt64)
 	for _, c := range t.cursors {
-		if owes := t.all.cfg.Owes(c.listener.Client()); owes < least {
-			client, least = c.listener.Client(), owes
+		name := c.listener.Client()
+		if name == not {
+			continue
+		}
+		if owes := t.all.cfg.Owes(name); owes < least {
+			client, least = name, owes
 		}
 		if least == 0 {
 			break
 		}
+	}
+	if least == math.MaxInt64 && not != "" && len(t.cursors) > 0 {
+		return not
 	}
 	return client
 }

@@ -3,15 +3,19 @@ package cputime
 
 import (
 	"context"
-	"runtime"
+	"errors"
 	"sync/atomic"
 	"time"
 
 	"eventhub/jetstream/quota"
 )
 
-// Burst is the time that a client may use at once, and the most that Charge takes.
-const Burst = 100 * time.Millisecond
+const (
+	// Burst is the time that a client may use at once.
+	Burst = 100 * time.Millisecond
+	// most is the most that Charge takes: a process may stand still.
+	most = 4 * Burst
+)
 
 // Names of the limits of a Ration, as it reports them.
 const (
@@ -32,11 +36,11 @@ type Ration struct {
 	owing atomic.Int64
 }
 
-// New makes a Ration of so much time in each second for each client, above 0. Clients beyond so
-// many share one ration. reached is called with the name of a limit that makes a client wait, and
-// must not block.
-func New(perSecond time.Duration, clients int, reached func(limit string)) *Ration {
-	all := max(runtime.GOMAXPROCS(0)/2, 1)
+// New makes a Ration of so much time in each second for each client, above 0, on so many
+// processors. Clients beyond so many share one ration. reached is called with the name of a limit
+// that makes a client wait, and must not block.
+func New(perSecond time.Duration, processors, clients int, reached func(limit string)) *Ration {
+	all := max(processors/2, 1)
 	return &Ration{
 		places: quota.NewPlaces(all, (all+1)/2), reached: reached, began: time.Now(),
 		time: quota.New(float64(perSecond.Microseconds()), int(Burst.Microseconds()), clients, nil),
@@ -50,7 +54,7 @@ func (r *Ration) Charge(client string, took time.Duration) {
 	if !r.counts(client) {
 		return
 	}
-	wait, _ := r.time.Reserve(client, max(int(min(took, Burst).Microseconds()), 1))
+	wait := r.time.Spend(client, max(int(min(took, most).Microseconds()), 1))
 	if wait == 0 {
 		return
 	}
@@ -75,7 +79,8 @@ func (r *Ration) Owes(client string) time.Duration {
 	return r.time.Wait(client)
 }
 
-// Await waits until a client owes no time, or returns the error of ctx.
+// Await waits until a client owes no time, or returns the error of ctx. All who wait at a time go
+// on at a time: callers are few, or use Enter.
 func (r *Ration) Await(ctx context.Context, client string) error {
 	for {
 		wait := r.Owes(client)
@@ -97,25 +102,33 @@ func (r *Ration) TryEnter(client string) bool {
 	return !r.counts(client) || r.places.TryEnter(client)
 }
 
-// Enter waits for a place at a time at which the client owes none. It returns false when so many
-// calls for the client have a place or wait for one already, or ctx ends. After true, the caller
-// calls Leave.
-func (r *Ration) Enter(ctx context.Context, client string, most int) bool {
+// Errors of Enter.
+var (
+	// ErrOwes says that the client owes time, or that others of its calls are before this one.
+	ErrOwes = errors.New("cputime: the client has used up its time")
+	// ErrPlaces says that others have the places, or that too many calls for the client wait.
+	ErrPlaces = errors.New("cputime: no place is free")
+)
+
+// Enter waits for a place at a time at which the client owes none, one call for a client after the
+// other. It returns ErrPlaces when so many calls for the client have a place or wait for one
+// already, and ErrOwes or ErrPlaces when ctx ends. Without an error, the caller calls Leave.
+func (r *Ration) Enter(ctx context.Context, client string, limit int) error {
 	if !r.counts(client) {
-		return true
+		return nil
 	}
-	for {
-		if !r.places.Enter(ctx, client, most, func() { r.reached(LimitPlaces) }) {
-			return false
-		}
-		if r.Owes(client) == 0 {
-			return true
-		}
-		r.places.Leave(client)
-		if r.Await(ctx, client) != nil {
-			return false
-		}
+	paid := false
+	ready := func() bool {
+		paid = r.Await(ctx, client) == nil
+		return paid
 	}
+	switch {
+	case r.places.EnterWhen(ctx, client, limit, ready, func() { r.reached(LimitPlaces) }):
+		return nil
+	case !paid && ctx.Err() != nil:
+		return ErrOwes
+	}
+	return ErrPlaces
 }
 
 // Rest lets others have the place for a moment. It returns how long that was.

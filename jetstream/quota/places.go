@@ -35,6 +35,14 @@ func NewPlaces(all, own int) *Places {
 // this name: beyond it, and when ctx ends, Enter reports false. waited is called when there is no
 // place at once. The caller calls Leave after a true.
 func (p *Places) Enter(ctx context.Context, name string, limit int, waited func()) bool {
+	return p.EnterWhen(ctx, name, limit, func() bool { return true }, waited)
+}
+
+// EnterWhen is Enter for a name that may have to wait for something else, too: ready waits for
+// that, and reports false to give up. The name's own place is taken before, and one of all
+// afterwards, so that as many wait in ready as have a place of the name, and the others behind them
+// in order.
+func (p *Places) EnterWhen(ctx context.Context, name string, limit int, ready func() bool, waited func()) bool {
 	p.mu.Lock()
 	q := p.byName[name]
 	if q == nil {
@@ -52,7 +60,7 @@ func (p *Places) Enter(ctx context.Context, name string, limit int, waited func(
 		p.forget(name, q)
 		return false
 	}
-	if !into(ctx, p.all, waited) {
+	if !ready() || !into(ctx, p.all, waited) {
 		<-q.places
 		p.forget(name, q)
 		return false

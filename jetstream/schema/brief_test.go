@@ -44,3 +44,21 @@ func TestBrief(t *testing.T) {
 		}
 	}
 }
+
+// TestBriefCountsParts has a program hand parts of a payload to a judge, whose steps count.
+func TestBriefCountsParts(t *testing.T) {
+	var all []string
+	for i := range 60 {
+		all = append(all, fmt.Sprintf(`{"not":{"const":%d}}`, i+2))
+	}
+	list := "[" + strings.Join(all, ",") + "]"
+	s, err := Compile([]byte(`{"properties":{"a":{"items":{"allOf":` + list + `},"allOf":[{"items":{"allOf":` + list + `}}]}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 100
+	_, steps, _ := s.Brief([]byte(`{"a":[`+strings.Repeat("1,", n-1)+`1],"b":"`+strings.Repeat("x", 10_000)+`"}`), BriefSteps)
+	if least := n * 60; steps < least {
+		t.Errorf("%d steps, and there are %d comparisons", steps, least)
+	}
+}

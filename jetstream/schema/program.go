@@ -279,7 +279,8 @@ func (n *node) accepts(doc []byte, m *matching) bool {
 // matching are the steps that patterns may still take.
 type matching struct {
 	left int
-	// timed has matches count for the time that they take. A single one may cost BriefSteps.
+	// timed has matches count for the time that they take, and judges of parts for their steps. A
+	// single match may cost BriefSteps.
 	timed bool
 	spent bool // there were too few
 }
@@ -293,7 +294,7 @@ func (n *node) run(doc []byte, i int, m *matching) int {
 		return skip(doc, i)
 	}
 	if n.rule != nil {
-		return n.judge(doc, i)
+		return n.judge(doc, i, m)
 	}
 	switch c := doc[i]; c {
 	case '{':
@@ -435,13 +436,21 @@ func (n *node) matches(text []byte, m *matching) bool {
 const judgedAByte = 4
 
 // judge is run by a judge, who has a share of the steps for the payload.
-func (n *node) judge(doc []byte, i int) int {
+func (n *node) judge(doc []byte, i int, m *matching) int {
 	end := skip(doc, i)
 	if end < 0 {
 		return -1
 	}
-	j := judge{left: min(BriefSteps, judgedAByte*len(doc)) * (end - i) / len(doc), quiet: 1}
-	if !j.takes(n.rule, decode(doc[i:end], nil)) {
+	share := min(BriefSteps, judgedAByte*len(doc)) * (end - i) / len(doc)
+	if m.timed {
+		share = min(share, max(m.left, 0))
+	}
+	j := judge{left: share, quiet: 1}
+	ok := j.takes(n.rule, decode(doc[i:end], nil))
+	if m.timed { // what is not taken is for a judge of the whole payload
+		m.left -= share - j.left - j.saved + (end-i)/decoding
+	}
+	if !ok {
 		return -1
 	}
 	return end

@@ -148,10 +148,10 @@ func (s *Schema) Validate(doc []byte) *Violation { return s.ValidateResting(doc,
 
 // ValidateResting is Validate for what takes long: it calls rest about every 0.2 ms.
 func (s *Schema) ValidateResting(doc []byte, rest func()) *Violation {
-	if s.program != nil {
-		if s.program.accepts(doc, &matching{left: maxSteps}) {
-			return nil
-		}
+	// Where patterns may take long, a judge alone does not match twice what the program does not
+	// accept.
+	if s.program != nil && s.instructions*len(doc) <= matchingAStep*4*BriefSteps && s.program.accepts(doc, &matching{left: maxSteps}) {
+		return nil
 	}
 	return s.judge(doc, rest)
 }

@@ -47,7 +47,11 @@ func (r *runner) open(v *value) (has bool, err error) {
 		if err := r.work.spend(len(v.raw)); err != nil {
 			return false, r.fails(err.Error())
 		}
-		has, fits := v.open(MaxParts - r.parts)
+		afford := max(r.work.left, 0) / made
+		has, fits := v.open(min(MaxParts-r.parts, afford))
+		if !fits && afford < MaxParts-r.parts {
+			return false, r.fails(r.work.spend(r.work.left + 1).Error())
+		}
 		if !fits {
 			return false, r.fails(errTooMany.Error())
 		}
@@ -89,6 +93,9 @@ func (r *runner) add(text []byte) (*value, error) {
 }
 
 func (r *runner) apply() error {
+	if err := r.work.spend(looked); err != nil {
+		return r.fails(err.Error())
+	}
 	switch op := r.op; op.name {
 	case "move", "copy":
 		return r.each(r.root, op.at[:op.same], func(base *value) error { return r.carry(base) })
@@ -184,12 +191,17 @@ func (r *runner) member(v *value, name string, text []byte) (int, error) {
 	if name == every {
 		return 0, r.fails("* has nothing to stand for")
 	}
+	if err := r.work.spend(made + 8*len(name)); err != nil {
+		return 0, r.fails(err.Error())
+	}
 	of, err := r.add(text)
 	if err != nil {
 		return 0, err
 	}
 	key := jsonscan.AppendString(nil, name)
-	r.added += len(key)
+	if r.added += len(key); r.added > MaxOutput {
+		return 0, r.fails(errTooLarge.Error())
+	}
 	v.parts = append(v.parts, part{key, name, of})
 	return len(v.parts) - 1, nil
 }
@@ -324,7 +336,7 @@ func (r *runner) change(v *value) (*value, error) {
 func (r *runner) lookUp(v *value) (to []byte, found bool, err error) {
 	op := r.op
 	size := v.size()
-	if err := r.work.spend(size); err != nil {
+	if err := r.work.spend(looked + size); err != nil {
 		return nil, false, r.fails(err.Error())
 	}
 	if v.raw != nil {
@@ -341,7 +353,7 @@ func (r *runner) lookUp(v *value) (to []byte, found bool, err error) {
 	}
 	now := jsonequal.Decode(v.appendTo(nil))
 	for i := range op.pairs {
-		if err := r.work.spend(made/4 + size + op.pairs[i].size); err != nil {
+		if err := r.work.spend(looked + size + op.pairs[i].size); err != nil {
 			return nil, false, r.fails(err.Error())
 		}
 		if jsonequal.Values(now, op.pairs[i].from) {

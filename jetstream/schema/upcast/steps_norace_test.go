@@ -50,6 +50,10 @@ func TestStepsTakeAlikeLong(t *testing.T) {
 		{many(1, `{"default":{"at":"/*/b/c","value":1}}`), list(30_000, `{"a":1}`)},
 		{many(1, `{"move":{"from":"/*/a","to":"/*/b"}}`), list(40_000, `{"a":1}`)},
 		{many(1, `{"copy":{"from":"/*/a","to":"/*/b"}}`), list(40_000, `{"a":1}`)},
+		{many(1, `{"set":{"at":"/*/`+strings.Repeat(`\u0001`, 40_000)+`","value":1}}`), list(10, `{}`)},
+		{many(100, `{"map":{"at":"","values":[[1,2],[2,1]]}}`), []byte("1")},
+		{many(100, `{"default":{"at":"","value":1}}`), []byte("1")},
+		{many(100, `{"set":{"at":"","value":1}}`), []byte("1")},
 	} {
 		took, control := math.Inf(1), math.Inf(1)
 		for range 30 { // others may have the processor for a while

@@ -50,7 +50,8 @@ const StepTime = 4 * time.Nanosecond
 
 const (
 	copied = 8  // bytes that are written in a step
-	made   = 64 // steps to take a member or an element apart
+	made   = 64 // steps to take a member or an element apart, or to make a value
+	looked = 16 // steps of an operation, and of a value that is compared
 )
 
 // MaxParts is the most members and elements that the operations of one version take apart.
@@ -195,7 +196,7 @@ type Budget struct {
 
 // Cast turns a document of the version from into one of the version to. It returns doc itself if
 // nothing leads to a change, and does not change doc. Its error is a *CastError. The end of ctx
-// ends a long cast between two operations, and not a Func.
+// ends a long cast within about 0.25 ms, and not a Func.
 func (c *Chain) Cast(ctx context.Context, doc []byte, from, to int) ([]byte, error) {
 	cast, _, err := c.CastWithin(ctx, doc, from, to, Budget{Steps: MaxWork})
 	return cast, err
@@ -229,7 +230,7 @@ func (c *Chain) cast(w *work, doc []byte, from, to int) ([]byte, error) {
 		if dir < 0 {
 			way = k.down
 		}
-		err := w.spend(len(doc))
+		err := w.spend(made + len(doc))
 		if err == nil {
 			doc, err = apply(way, doc, w)
 		}
