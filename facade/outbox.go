@@ -29,6 +29,9 @@ func (s *Server) serveOutbox(w http.ResponseWriter, r *http.Request) {
 	if fail == nil && form.many() {
 		fail = &fault{code: codeBadOptions, msg: "The outbox takes one event a request, and neither " + ndjsonType + " nor a batch."}
 	}
+	if fail == nil {
+		fail = s.mayPost(p, r.ContentLength)
+	}
 	if fail != nil {
 		s.refuse(w, fail)
 		return

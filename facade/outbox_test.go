@@ -1,6 +1,7 @@
 package facade_test
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"eventhub/facade"
 	"eventhub/jetstream"
@@ -106,5 +108,13 @@ func TestOutboxRateOfAPrincipal(t *testing.T) {
 	}
 	if len(box.kept) != 3 {
 		t.Errorf("%d events were stored, want 3", len(box.kept))
+	}
+	// A large body is not waited for.
+	conn := r.socket(t, "POST /outbox/a HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer eve\r\nContent-Length: 900000\r\n\r\n")
+	if err := conn.SetReadDeadline(time.Now().Add(rigPatience)); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 429 ") {
+		t.Errorf("%q %v", line, err)
 	}
 }

@@ -85,7 +85,20 @@ func (s *Server) throttleTopic(topic string) *fault {
 
 // throttleOutbox takes the bytes of one post from the quota of its principal.
 func (s *Server) throttleOutbox(p Principal, payload int) *fault {
-	wait := s.posted.TakeN(p.Key(), payload+postOverhead)
+	return s.tooMuchPosted(s.posted.TakeN(p.Key(), payload+postOverhead))
+}
+
+// mayPost refuses a post for which the quota of its principal has no room, before its body is read.
+// A body of unknown length counts as the largest.
+func (s *Server) mayPost(p Principal, length int64) *fault {
+	most := s.cfg.Bus.MaxPayload()
+	if length >= 0 {
+		most = int(min(length, int64(most)))
+	}
+	return s.tooMuchPosted(s.posted.WaitN(p.Key(), most+postOverhead))
+}
+
+func (s *Server) tooMuchPosted(wait time.Duration) *fault {
 	if wait == 0 {
 		return nil
 	}

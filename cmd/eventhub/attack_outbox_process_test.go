@@ -87,9 +87,16 @@ func attackOutbox(ctx context.Context, a *attacker) {
 	a.report("%d events stored, %d refused", stored.Load(), refused.Load())
 }
 
-// permittedPosts posts events of the same size, one after the other and within its rate.
+// permittedPosts posts events of the same size within its rate: as many as that allows at once, and
+// then one after the other.
 func permittedPosts(ctx context.Context, a *attacker) {
 	body := `"` + strings.Repeat("x", 900_000) + `"`
+	const atOnce = 32 << 20 / 900_000
+	crowd(4, func(int) {
+		for range atOnce / 4 {
+			a.ask(ctx, http.MethodPost, "/outbox/attack.outbox", strings.NewReader(body), "Event-Key", "k")
+		}
+	})
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -41,11 +41,15 @@ var comparedSlowly = func() (all []struct{ schema, payload string }) {
 	return all
 }()
 
-// attackComparisons publishes such payloads, 64 at a time.
+// comparers is how many payloads are published at a time, and comparedASecond how many of them the
+// ration lets be compared.
+const comparers, comparedASecond = 64, 100
+
+// attackComparisons publishes such payloads.
 func attackComparisons(ctx context.Context, a *attacker) {
 	a.registerSchemas(ctx)
 	var compared, refused atomic.Int64
-	a.crowd(ctx, 64, func(worker, _ int) {
+	a.crowd(ctx, comparers, func(worker, _ int) {
 		i := worker % len(comparedSlowly)
 		switch status, _ := a.ask(ctx, http.MethodPost, "/publish/attack.schemas."+strconv.Itoa(i), strings.NewReader(comparedSlowly[i].payload)); status {
 		case http.StatusOK, http.StatusUnprocessableEntity:
@@ -57,17 +61,22 @@ func attackComparisons(ctx context.Context, a *attacker) {
 	a.report("%d payloads compared, %d refused", compared.Load(), refused.Load())
 }
 
-// permittedComparisons publishes payloads that take half of its ration of time to compare, one
-// after the other.
+// permittedComparisons publishes the same payloads, as many at a time and about as many a second as
+// are compared, to a topic without a schema.
 func permittedComparisons(ctx context.Context, a *attacker) {
 	a.registerSchemas(ctx)
-	payload := "[" + strings.Repeat(`{"b":1,"a":60},`, 200) + `{"a":61}]`
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for ctx.Err() == nil {
-		<-tick.C
-		a.ask(ctx, http.MethodPost, "/publish/attack.schemas.0", strings.NewReader(payload))
-	}
+	var stored atomic.Int64
+	a.crowd(ctx, comparers, func(worker, _ int) {
+		next := time.After(comparers * time.Second / comparedASecond)
+		if status, _ := a.ask(ctx, http.MethodPost, "/publish/attack.schemas.without.any", strings.NewReader(comparedSlowly[worker%len(comparedSlowly)].payload)); status == http.StatusOK {
+			stored.Add(1)
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+		}
+	})
+	a.report("%d payloads stored", stored.Load())
 }
 
 // registerSchemas registers the schemas of comparedSlowly.

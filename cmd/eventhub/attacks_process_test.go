@@ -119,6 +119,8 @@ const attackedTopics = `topics:
     retention: {bytes: 32MiB}
   - pattern: attack.schemas.*
     schema: enforce
+  - topic: attack.schemas.without.any
+    retention: {bytes: 32MiB}
   - topic: attack.pages.kept
     retention: {messages: 100000}
     compaction: true

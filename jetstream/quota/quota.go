@@ -60,8 +60,12 @@ func (s *Set) TakeN(name string, n int) (wait time.Duration) {
 	return max(time.Duration(missing/float64(s.rate)*float64(time.Second)), 1)
 }
 
-// Wait returns how long to wait until there is one for name: 0 means that there is. It takes none.
-func (s *Set) Wait(name string) time.Duration {
+// Wait is WaitN for one.
+func (s *Set) Wait(name string) time.Duration { return s.WaitN(name, 1) }
+
+// WaitN returns how long to wait until there are n for name, or as many as there can be: 0 means
+// that there are. It takes none.
+func (s *Set) WaitN(name string, n int) time.Duration {
 	if s == nil {
 		return 0
 	}
@@ -76,7 +80,7 @@ func (s *Set) Wait(name string) time.Duration {
 	default:
 		return 0
 	}
-	missing := 1 - b.TokensAt(now)
+	missing := float64(min(n, s.burst)) - b.TokensAt(now)
 	if missing <= 0 {
 		return 0
 	}
