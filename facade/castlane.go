@@ -24,22 +24,17 @@ type castLane struct {
 	wg     sync.WaitGroup
 }
 
-// mayWrite reports whether an event can be written now. Else the event was dropped, because it
-// cannot be cast, or went into the lane.
+// mayWrite reports whether an event that may have to be cast can be written now. Else the event was
+// dropped, because it cannot be cast, or went into the lane.
 func (o *writer) mayWrite(it *item) bool {
 	l := &o.lane
-	switch {
-	case it.cast:
-		o.mu.Lock()
-		defer o.mu.Unlock()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if it.cast {
 		l.leaveLocked(it)
 		o.below.Broadcast()
 		return true
-	case !it.sub.casts:
-		return true
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	tried := l.left == 0
 	if tried {
 		o.mu.Unlock()

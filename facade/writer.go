@@ -392,7 +392,7 @@ func (o *writer) write(b *batch, closing bool) (tried int, err error) {
 		case it.held == nil:
 			b.out = append(b.out, arena[:it.size]...)
 			arena = arena[it.size:]
-		case closing, !o.mayWrite(it):
+		case closing, it.sub.casts && !o.mayWrite(it):
 			continue
 		default:
 			b.out = textmsg.End(it.sub.appendEvent(textmsg.Begin(b.out), it.held), start)
