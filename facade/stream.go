@@ -146,8 +146,7 @@ func (o *stream) beat(now time.Time) error {
 	return o.flush()
 }
 
-// cast casts an event. What comes before the event goes out first, if that takes long, and beats
-// meanwhile.
+// cast casts an event. Before a long cast, it sends the events before, and during the cast, beats.
 func (o *stream) cast(ctx context.Context, h *jetstream.Held) (ok bool, err error) {
 	ok, long := h.CastBriefly()
 	if !long {

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// computedFree is what counts for nobody: it takes about as long as the rest of a publish.
+	// computedFree is the time that is not charged: about that of the rest of a publish.
 	computedFree = 20 * time.Microsecond
 	// comparedWait is how long a publish waits for the ration of its client, and for a place.
 	comparedWait = 5 * time.Second
@@ -26,10 +26,10 @@ const (
 var ErrLong = errors.New("jetstream: this may wait, or take long to compute")
 
 // computing compares payloads with schemas and casts events for clients, within their rations of
-// time. What takes less than computedFree costs neither a lock nor a look at the clock.
+// time. Work of less than computedFree costs neither a lock nor a look at the clock.
 type computing struct{ ration *cputime.Ration }
 
-// payer is who pays for a client: nobody for those that are not rationed.
+// payer returns the client whose ration is charged, or "" for clients that have none.
 func payer(client string) string {
 	if !rationed(client) {
 		return ""

@@ -214,10 +214,10 @@ type Limits struct {
 	// ComputeTime ("schema_time") is how much time of a processor one client may have payloads
 	// compared with schemas and events cast in each second, and 100 ms at once: default 500 ms.
 	// Beyond the limit, publishes wait, for up to 5 s, and then get rate_limited, and what is cast
-	// comes later. What takes less than 20 µs counts for nobody. Of what takes more than about 0.1
-	// ms, half as many are computed at a time as the process has processors, half of them for one
-	// client ("schema_places"). Publishers and subscriptions without a client have no such limits.
-	// It is not used with Config.Computing.
+	// comes later. Work of less than 20 µs is free, and work of more than about 0.1 ms needs a
+	// place: there are half as many as processors, half of them for one client ("schema_places").
+	// Publishers and subscriptions without a client have no such limits. ComputeTime is not used
+	// with Config.Computing.
 	ComputeTime time.Duration
 	// GroupsPerClient ("groups_per_client") is the most groups that one client may create
 	// (SubscribeOptions.CountFor): default 100 at once, and then one every 10 s. Beyond the limit,

@@ -270,7 +270,7 @@ func (d *Delivery) castBy(ctx context.Context, v *SchemaView, cast castFunc) err
 	return err
 }
 
-// wasCast deals with the error of a cast. An error that is left is that of a context.
+// wasCast deals with the error of a cast. It returns those after which the cast may be repeated.
 func (d *Delivery) wasCast(err error) (ok bool, _ error) {
 	if d.m.sub.ctx.Err() != nil {
 		return false, nil //nolint:nilerr // the subscription gives back what it holds
