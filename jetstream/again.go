@@ -166,9 +166,18 @@ func placed[T any](ctx context.Context, ask func() (T, error)) (T, error) {
 // manager asks each question of JetStream's that may be asked twice by askAgain, for wait at most.
 // The deletions and UpdateStream are not among them: one that is late would undo what somebody did
 // after the first. CreatePushConsumer is not either: its answer counts what is still to come.
+//
+// changed is called after each attempt to change a stream or its consumers.
 type manager struct {
 	natsjs.JetStream
-	wait time.Duration
+	wait    time.Duration
+	changed func(stream string)
+}
+
+// within is m with another wait.
+func (m manager) within(wait time.Duration) manager {
+	m.wait = wait
+	return m
 }
 
 func (m manager) AccountInfo(ctx context.Context) (*natsjs.AccountInfo, error) {
@@ -180,7 +189,18 @@ func (m manager) Stream(ctx context.Context, name string) (natsjs.Stream, error)
 }
 
 func (m manager) CreateStream(ctx context.Context, cfg natsjs.StreamConfig) (natsjs.Stream, error) {
+	defer m.changed(cfg.Name)
 	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.CreateStream(ctx, cfg) })
+}
+
+func (m manager) UpdateStream(ctx context.Context, cfg natsjs.StreamConfig) (natsjs.Stream, error) {
+	defer m.changed(cfg.Name)
+	return m.JetStream.UpdateStream(ctx, cfg)
+}
+
+func (m manager) DeleteStream(ctx context.Context, name string) error {
+	defer m.changed(name)
+	return m.JetStream.DeleteStream(ctx, name)
 }
 
 func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, error) {
@@ -188,6 +208,7 @@ func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, 
 }
 
 func (m manager) CreateKeyValue(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
+	defer m.changed("KV_" + cfg.Bucket)
 	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.CreateKeyValue(ctx, cfg) })
 }
 
@@ -196,18 +217,27 @@ func (m manager) Consumer(ctx context.Context, stream, name string) (natsjs.Cons
 }
 
 func (m manager) CreateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
+	if mayBeGroup(cfg.Name) {
+		defer m.changed(stream)
+	}
 	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.CreateConsumer(ctx, stream, cfg)
 	})
 }
 
 func (m manager) UpdateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
+	if mayBeGroup(cfg.Name) {
+		defer m.changed(stream)
+	}
 	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.UpdateConsumer(ctx, stream, cfg)
 	})
 }
 
 func (m manager) CreateOrUpdateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
+	if mayBeGroup(cfg.Name) {
+		defer m.changed(stream)
+	}
 	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.CreateOrUpdateConsumer(ctx, stream, cfg)
 	})
@@ -223,4 +253,11 @@ func (m manager) PauseConsumer(ctx context.Context, stream, name string, until t
 	return askAgain(ctx, m.wait, func(ctx context.Context) (*natsjs.ConsumerPauseResponse, error) {
 		return m.JetStream.PauseConsumer(ctx, stream, name, until)
 	})
+}
+
+func (m manager) DeleteConsumer(ctx context.Context, stream, name string) error {
+	if mayBeGroup(name) {
+		defer m.changed(stream)
+	}
+	return m.JetStream.DeleteConsumer(ctx, stream, name)
 }

@@ -107,7 +107,7 @@ func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.
 	if b.cfg.Server != nil && b.cfg.Server.InMemory() {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	kv, err := whenUp(ctx, b, func() (natsjs.KeyValue, error) { return openOrMake(ctx, manager{b.js.JetStream, b.cfg.openWait}, cfg) })
+	kv, err := whenUp(ctx, b, func() (natsjs.KeyValue, error) { return openOrMake(ctx, b.js.within(b.cfg.openWait), cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets, and that enough servers of the cluster are up for %d replicas", cfg.Bucket, err, b.cfg.Replicas)
 	}

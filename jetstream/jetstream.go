@@ -173,6 +173,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
+	b.native = newNativeMaps(b)
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
@@ -197,7 +198,6 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.checkRestored(ctx); err != nil {
 		return err
 	}
-	b.native = &nativeMaps{bus: b}
 	if b.generations, err = openGenerations(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
@@ -296,8 +296,8 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	b.js = manager{js, publishWait}
-	info := manager{js, b.cfg.openWait}.AccountInfo
+	b.js = manager{js, publishWait, b.native.streamChanged}
+	info := b.js.within(b.cfg.openWait).AccountInfo
 	if _, err := whenUp(ctx, b, func() (*natsjs.AccountInfo, error) { return info(ctx) }); err != nil {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
 	}

@@ -81,36 +81,14 @@ func (b *Bus) dial(index int) (*link, error) {
 		return nil, err
 	}
 	l.ids = rand.NewChaCha8(seed)
-	opts, err := b.natsOptions()
-	if err != nil {
-		return nil, err
-	}
-	opts = append(opts,
-		nats.Name("eventhub "+strconv.Itoa(index)),
+	nc, err := b.connection("eventhub "+strconv.Itoa(index),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { l.lost(err) }),
 		nats.ReconnectHandler(func(*nats.Conn) { l.back() }),
-		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) {
-			subject := ""
-			if s != nil {
-				subject = s.Subject
-			}
-			cause := err
-			for next := errors.Unwrap(cause); next != nil; next = errors.Unwrap(next) {
-				cause = next // err may name a subject of a client
-			}
-			b.often.Log(b.ctx, slog.LevelWarn, "nats reported an error", cause.Error(), slog.Any("error", err), slog.String("subject", subject))
-		}),
 	)
-	address := b.cfg.URL
-	if b.cfg.Server != nil {
-		var own []nats.Option
-		address, own = b.cfg.Server.Connection()
-		opts = append(opts, own...)
-	}
-	l.nc, err = nats.Connect(address, opts...)
 	if err != nil {
 		return nil, err
 	}
+	l.nc = nc
 	replies, err := l.nc.Subscribe(l.inbox+"*", l.reply)
 	if err != nil {
 		l.nc.Close()
@@ -134,7 +112,33 @@ func (b *Bus) dial(index int) (*link, error) {
 	return l, nil
 }
 
-// natsOptions are what every connection of the pool is made with.
+// connection connects to NATS. The caller closes the connection.
+func (b *Bus) connection(name string, opts ...nats.Option) (*nats.Conn, error) {
+	all, err := b.natsOptions()
+	if err != nil {
+		return nil, err
+	}
+	all = append(append(all, opts...), nats.Name(name), nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) {
+		subject := ""
+		if s != nil {
+			subject = s.Subject
+		}
+		cause := err
+		for next := errors.Unwrap(cause); next != nil; next = errors.Unwrap(next) {
+			cause = next // err may name a subject of a client
+		}
+		b.often.Log(b.ctx, slog.LevelWarn, "nats reported an error", cause.Error(), slog.Any("error", err), slog.String("subject", subject))
+	}))
+	address := b.cfg.URL
+	if b.cfg.Server != nil {
+		var own []nats.Option
+		address, own = b.cfg.Server.Connection()
+		all = append(all, own...)
+	}
+	return nats.Connect(address, all...)
+}
+
+// natsOptions are what every connection is made with.
 func (b *Bus) natsOptions() ([]nats.Option, error) {
 	opts := []nats.Option{
 		nats.MaxReconnects(-1),
@@ -303,6 +307,7 @@ func (l *link) lost(err error) {
 	l.cuts.Add(1)
 	l.bus.eachKeeping(func(g *group) { g.paths[l.index].forget() })
 	l.bus.forgetLingering(l)
+	l.cutNative()
 	l.mu.Lock()
 	l.down = true
 	asked := l.asked.takeUntil(math.MaxInt64)
@@ -334,6 +339,7 @@ func (l *link) back() {
 		g.cutOff(l.clustered())
 	})
 	l.up.Store(true)
+	l.cutNative()
 	if l.bus.connected() {
 		l.bus.obs.Gauge(GaugeConnected, 1)
 	}
@@ -344,6 +350,13 @@ func (l *link) back() {
 			s.restart()
 		}
 	})
+}
+
+// cutNative notes that advisories were lost, if they come over this link.
+func (l *link) cutNative() {
+	if l.index == 0 {
+		l.bus.native.cut()
+	}
 }
 
 // noResponders reports the server's answer to a request that nobody listens for.

@@ -2,17 +2,11 @@ package jetstream
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
-
-// nativeListWait bounds one listing of streams and consumers for native clients.
-const nativeListWait = 8 * time.Second
 
 // nativeTopic is a topic as native clients find it.
 type nativeTopic struct {
@@ -30,123 +24,60 @@ type nativeGroup struct {
 	ordered          bool // only its owner pulls from the consumer
 }
 
-// nativeMap is where the topics and groups of the bus were at one moment.
+// nativeMap is where the topics and groups of the bus were at one moment. It is not changed.
 type nativeMap struct {
+	// topics are those with a stream of their own, the families, and the topics of families that
+	// have groups.
 	topics []nativeTopic
 	groups []nativeGroup
 	// streams are the names of all streams of the account, also those that store no topic.
 	streams map[string]struct{}
+
+	named    map[string]struct{}    // topics by name
+	alone    map[string]struct{}    // streams that hold events of one topic only
+	families map[string]struct{}    // streams of families
+	ordered  map[groupName]struct{} // groups that are ordered
 }
 
-// family reports whether the stream is that of a family.
-func (m *nativeMap) family(stream string) bool {
-	return slices.ContainsFunc(m.topics, func(t nativeTopic) bool { return t.stream == stream && t.name == "" })
-}
-
-// nativeMaps lists topics and groups for callers that need a list that is no older than their
-// question. One listing runs at a time. Callers that come meanwhile share the next one, so that
-// many clients that connect at once cost no more than a few.
-type nativeMaps struct {
-	bus *Bus
-
-	mu      sync.Mutex
-	running bool
-	next    *nativeListing // not begun; nil: nobody waits
-}
-
-// nativeListing is one listing, and what it found once done is closed.
-type nativeListing struct {
-	done  chan struct{}
-	found *nativeMap
-	err   error
-}
-
-// get returns a list that was begun after the call.
-func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
-	if n.bus.closing.Load() {
-		return nil, ErrClosed
+func newNativeMap(topics []nativeTopic, groups []nativeGroup, streams map[string]struct{}) *nativeMap {
+	m := &nativeMap{
+		topics: topics, groups: groups, streams: streams,
+		named: make(map[string]struct{}), alone: make(map[string]struct{}), families: make(map[string]struct{}), ordered: make(map[groupName]struct{}),
 	}
-	n.mu.Lock()
-	if n.next == nil {
-		n.next = &nativeListing{done: make(chan struct{})}
-	}
-	listing := n.next
-	if !n.running {
-		n.running = true
-		n.bus.background(n.run)
-	}
-	n.mu.Unlock()
-	select {
-	case <-listing.done:
-		return listing.found, listing.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-// run lists as long as somebody waits.
-func (n *nativeMaps) run() {
-	for {
-		n.mu.Lock()
-		listing := n.next
-		n.next = nil
-		n.running = listing != nil
-		n.mu.Unlock()
-		if listing == nil {
-			return
-		}
-		ctx, cancel := context.WithTimeout(n.bus.ctx, nativeListWait)
-		listing.found, listing.err = n.bus.mapNatively(ctx)
-		cancel()
-		close(listing.done)
-	}
-}
-
-// mapNatively asks the server for all topics and groups.
-func (b *Bus) mapNatively(ctx context.Context) (*nativeMap, error) {
-	inv, err := b.takeInventory(ctx)
-	if err != nil {
-		return nil, err
-	}
-	found := &nativeMap{streams: make(map[string]struct{}, len(inv.streams))}
-	for _, name := range inv.names() {
-		found.streams[name] = struct{}{}
-		s := inv.recognise(inv.streams[name])
-		if s.rule == nil {
+	for _, t := range topics {
+		if t.name == "" {
+			m.families[t.stream] = struct{}{}
 			continue
 		}
-		t := nativeTopic{name: s.topic, stream: name, alone: s.topic != ""}
+		m.named[t.name] = struct{}{}
 		if t.alone {
-			own := []string{plainSubject(s.topic), keyedPattern(s.topic)}
-			for _, subject := range s.info.Config.Subjects {
-				t.alone = t.alone && slices.Contains(own, subject)
-			}
-			if _, info := inv.bucket(s.topic); info != nil && s.rule.Compaction {
-				t.bucket = info.Config.Name
-			}
+			m.alone[t.stream] = struct{}{}
 		}
-		found.topics = append(found.topics, t)
 	}
-	lists := make([][]nativeGroup, len(found.topics))
-	err = concurrently(len(found.topics), func(i int) (err error) {
-		lists[i], err = b.groupsNatively(ctx, &found.topics[i])
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("jetstream: list groups for native clients: %w", err)
+	for _, g := range groups {
+		if _, known := m.named[g.topic]; !known {
+			m.named[g.topic] = struct{}{}
+			m.topics = append(m.topics, nativeTopic{name: g.topic, stream: g.stream})
+		}
+		if g.ordered {
+			m.ordered[groupName{g.topic, g.group}] = struct{}{}
+		}
 	}
-	found.groups = slices.Concat(lists...)
-	return found, nil
+	return m
 }
 
 // groupsNatively lists the groups of a stream: the consumers that a hub made for a group, and the
 // pull consumers that native clients made under the name of a group. A consumer that may get events
 // of other topics than the one that it names is no group.
-func (b *Bus) groupsNatively(ctx context.Context, t *nativeTopic) (groups []nativeGroup, err error) {
+//
+// complete is false if nothing is known of some consumers, as their leaders did not answer.
+func (b *Bus) groupsNatively(ctx context.Context, t *nativeTopic) (groups []nativeGroup, complete bool, err error) {
+	complete = true
 	for page, err := range b.consumerPages(ctx, t.stream, "", 0) {
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
+		complete = complete && len(page.missing) == 0
 		for _, info := range page.consumers {
 			if info.Config.DeliverSubject != "" {
 				continue
@@ -163,7 +94,21 @@ func (b *Bus) groupsNatively(ctx context.Context, t *nativeTopic) (groups []nati
 			}
 		}
 	}
-	return groups, nil
+	return groups, complete, nil
+}
+
+// mayBeGroup reports whether a consumer of that name may be a group. Names of groups have their
+// capitals escaped, by = and two digits.
+func mayBeGroup(consumer string) bool {
+	for i := 0; i < len(consumer); i++ {
+		switch c := consumer[i]; {
+		case c == '=':
+			i += 2
+		case 'A' <= c && c <= 'Z':
+			return false
+		}
+	}
+	return true
 }
 
 // gives reports whether a consumer of the stream gets events of the topic only.
@@ -186,7 +131,8 @@ func (b *Bus) planNatively(topic string, known *nativeMap) (t nativeTopic, free 
 	t = nativeTopic{name: topic, stream: r.streamName(topic), alone: r.Family == ""}
 	_, exists := known.streams[t.stream]
 	if !t.alone {
-		return t, !exists || known.family(t.stream)
+		_, family := known.families[t.stream]
+		return t, !exists || family
 	}
 	if r.Compaction {
 		t.bucket = newBucket(topic).stream

@@ -49,6 +49,10 @@ type NativePermissions struct {
 // in one message of NATS, whose default bound is 1 MiB, and encoding it twice adds four fifths.
 const maxPermissionBytes = 384 << 10
 
+// fewSubjects is how many subjects of patterns are compared with each topic, so that subjects which
+// they cover are not written as well.
+const fewSubjects = 8
+
 // depths are how many segments of a topic are written out, at most, for patterns with ** before the
 // end. All topics have fewer than the first one.
 var depths = []int{maxSegments, 32, 16, 8}
@@ -65,14 +69,14 @@ func (n NATS) Permissions(ctx context.Context, rights *NativeRights, inbox strin
 	w := &permissionWriter{bus: n.bus, rights: rights, known: known, watch: watch}
 	p, fits := w.write(inbox, maxSegments)
 	for _, depth := range depths[1:] {
-		if fits {
+		if fits || !w.deep {
 			break
 		}
 		p, fits = w.write(inbox, depth)
 	}
 	if !fits {
 		n.bus.obs.LimitReached("native_permissions")
-		p.Narrowed = append(p.Narrowed, fmt.Sprintf("more than %d bytes of subjects: the last %d subjects are left out; name fewer topics, or use patterns", maxPermissionBytes, w.left))
+		p.Narrowed = append(p.Narrowed, fmt.Sprintf("more than %d bytes of subjects: the last ones are left out; name fewer topics, or use patterns", maxPermissionBytes))
 	}
 	return p, nil
 }
@@ -86,27 +90,36 @@ type permissionWriter struct {
 
 	p     *NativePermissions
 	seen  map[string]struct{}
-	bytes int
-	left  int // subjects that were left out
+	said  map[string]struct{} // lines of p.Narrowed
+	bytes int                 // of p.Publish, with what encoding adds
+	full  bool                // there is no room for another subject
+	left  bool                // subjects were left out
+	deep  bool                // fewer segments make fewer subjects
 }
 
 // allow adds subjects that the client may publish to.
 func (w *permissionWriter) allow(subjects ...string) {
+	if w.full {
+		return
+	}
 	for _, s := range subjects {
 		if _, twice := w.seen[s]; twice {
 			continue
 		}
-		w.seen[s] = struct{}{}
-		if w.bytes += len(s) + 3; w.bytes > maxPermissionBytes {
-			w.left++
-			continue
+		if w.bytes+len(s)+3 > maxPermissionBytes {
+			w.full, w.left = true, true
+			return
 		}
+		w.bytes += len(s) + 3
+		w.seen[s] = struct{}{}
 		w.p.Publish = append(w.p.Publish, s)
 	}
 }
 
 func (w *permissionWriter) narrowed(format string, args ...any) {
-	if line := fmt.Sprintf(format, args...); !slices.Contains(w.p.Narrowed, line) {
+	line := fmt.Sprintf(format, args...)
+	if _, twice := w.said[line]; !twice {
+		w.said[line] = struct{}{}
 		w.p.Narrowed = append(w.p.Narrowed, line)
 	}
 }
@@ -114,20 +127,19 @@ func (w *permissionWriter) narrowed(format string, args ...any) {
 // write returns the permissions, and whether they have room for everything.
 func (w *permissionWriter) write(inbox string, depth int) (p *NativePermissions, fits bool) {
 	w.p = &NativePermissions{Subscribe: []string{inbox + ".>"}}
-	w.seen, w.bytes, w.left = make(map[string]struct{}), 0, 0
-	topics := slices.Clone(w.known.topics)
-	for _, g := range w.known.groups { // the topics of families are known by their groups
-		if !slices.ContainsFunc(topics, func(t nativeTopic) bool { return t.name == g.topic }) {
-			topics = append(topics, nativeTopic{name: g.topic, stream: g.stream})
-		}
-	}
+	w.seen, w.said, w.bytes, w.full, w.left, w.deep = make(map[string]struct{}), make(map[string]struct{}), 0, false, false, false
+	topics := slices.Clip(w.known.topics)
+	planned := make(map[string]struct{})
 	for _, name := range w.rights.Topics {
-		if ValidTopic(name) == nil && !slices.ContainsFunc(topics, func(t nativeTopic) bool { return t.name == name }) {
-			if t, free := w.bus.planNatively(name, w.known); free {
-				topics = append(topics, t)
-			} else {
-				w.narrowed("topic %s: the stream %s, which would store it, stores something else", name, t.stream)
-			}
+		_, known := w.known.named[name]
+		if _, twice := planned[name]; known || twice || ValidTopic(name) != nil {
+			continue
+		}
+		planned[name] = struct{}{}
+		if t, free := w.bus.planNatively(name, w.known); free {
+			topics = append(topics, t)
+		} else {
+			w.narrowed("topic %s: the stream %s, which would store it, stores something else", name, t.stream)
 		}
 	}
 	w.publishes(topics, depth)
@@ -136,15 +148,17 @@ func (w *permissionWriter) write(inbox string, depth int) (p *NativePermissions,
 	if w.rights.Administers {
 		w.narrowed("admin: native clients administer nothing; use the operations port")
 	}
-	return w.p, w.left == 0
+	return w.p, !w.left
 }
 
 // publishes allows to publish.
 func (w *permissionWriter) publishes(topics []nativeTopic, depth int) {
+	var written []string
 	for _, r := range w.rights.PublishReach {
 		if r.Whole {
 			subjects, whole := w.subjects(r.Pattern, depth)
 			w.allow(subjects...)
+			written = append(written, subjects...)
 			if !whole {
 				w.narrowed("rule %d: publish %s: only topics of up to %d segments", r.Rule, r.Pattern, depth)
 			}
@@ -153,20 +167,25 @@ func (w *permissionWriter) publishes(topics []nativeTopic, depth int) {
 		}
 	}
 	for i := range topics {
-		if t := &topics[i]; t.name != "" && w.rights.Publish(t.name) {
-			w.allow(plainSubject(t.name), keyedPattern(t.name))
+		t := &topics[i]
+		if w.full || t.name == "" || !w.rights.Publish(t.name) {
+			continue
+		}
+		// A pattern that is written has both forms of each subject.
+		plain := plainSubject(t.name)
+		if len(written) > fewSubjects || !slices.ContainsFunc(written, func(s string) bool { return overlap(s, plain) }) {
+			w.allow(plain, keyedPattern(t.name))
 		}
 	}
 }
 
 // subjects is subjectsOf, as long as there is room.
 func (w *permissionWriter) subjects(pattern string, depth int) (subjects []string, whole bool) {
-	if w.bytes <= maxPermissionBytes {
+	w.deep = w.deep || strings.Contains(pattern, "**.")
+	if !w.full {
 		subjects, whole = subjectsOf(pattern, depth)
 	}
-	if subjects == nil {
-		w.left++
-	}
+	w.left = w.left || subjects == nil
 	return subjects, whole
 }
 
@@ -174,7 +193,7 @@ func (w *permissionWriter) subjects(pattern string, depth int) (subjects []strin
 func (w *permissionWriter) groups(topics []nativeTopic) {
 	for i := range topics {
 		t := &topics[i]
-		if t.name == "" {
+		if t.name == "" || w.full {
 			continue
 		}
 		for _, group := range w.rights.Groups {
@@ -184,7 +203,7 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 		}
 	}
 	for _, g := range w.known.groups {
-		if !w.rights.MayJoin(g.topic) {
+		if w.full || !w.rights.MayJoin(g.topic) {
 			continue
 		}
 		join := w.rights.Join(g.topic, g.group)
@@ -193,7 +212,8 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 		}
 		if join && !g.ordered {
 			w.pull(g.stream, g.consumer)
-			at := &topicInfo{name: g.topic, stream: &stream{name: g.stream, family: !slices.ContainsFunc(w.known.topics, func(t nativeTopic) bool { return t.stream == g.stream && t.alone })}}
+			_, alone := w.known.alone[g.stream]
+			at := &topicInfo{name: g.topic, stream: &stream{name: g.stream, family: !alone}}
 			w.allow(w.bus.api + "DIRECT.GET.KV_" + groupsBucket + ".$KV." + groupsBucket + "." + groupKey(at, g.group))
 		} else if join || w.rights.Inspect(g.topic, g.group) {
 			w.allow(w.bus.api + "CONSUMER.INFO." + g.stream + "." + g.consumer)
@@ -203,7 +223,8 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 
 // ordered reports whether the group exists and is ordered.
 func (w *permissionWriter) ordered(topic, group string) bool {
-	return slices.ContainsFunc(w.known.groups, func(g nativeGroup) bool { return g.ordered && g.topic == topic && g.group == group })
+	_, ordered := w.known.ordered[groupName{topic, group}]
+	return ordered
 }
 
 // pull allows to pull from a consumer and to settle its events. The subjects of acknowledgements
@@ -225,7 +246,7 @@ func (w *permissionWriter) reads(topics []nativeTopic, depth int) {
 	for i := range topics {
 		t := &topics[i]
 		switch {
-		case t.name != "" && !w.rights.Read(t.name):
+		case w.full || t.name != "" && !w.rights.Read(t.name):
 		case t.alone:
 			w.readAll(t.stream)
 			if t.bucket != "" {

@@ -62,7 +62,7 @@ func TestPermissionsHaveABound(t *testing.T) {
 	yes := func(string) bool { return true }
 	join := func(string, string) bool { return true }
 	rights := &NativeRights{Publish: yes, Read: yes, Join: join, Inspect: join, MayJoin: yes}
-	known := &nativeMap{}
+	known := newNativeMap(nil, nil, nil)
 	b := &Bus{api: "$JS.API.", rules: builtinRules}
 	for i := range 100 {
 		rights.PublishReach = append(rights.PublishReach, NativeReach{Pattern: fmt.Sprintf("t%d.**.x.**.y", i), Rule: i + 1, Whole: true})
@@ -95,7 +95,7 @@ func TestNoRightsAllowNothing(t *testing.T) {
 	none := func(string, string) bool { return false }
 	w := &permissionWriter{
 		bus: &Bus{api: "$JS.API.", rules: builtinRules}, rights: &NativeRights{Publish: no, Read: no, Join: none, Inspect: none, MayJoin: no},
-		known: &nativeMap{topics: []nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}}, groups: []nativeGroup{{topic: "a", group: "g", stream: "a", consumer: "g"}}},
+		known: newNativeMap([]nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}}, []nativeGroup{{topic: "a", group: "g", stream: "a", consumer: "g"}}, nil),
 	}
 	p, fits := w.write("_INBOX_x", maxSegments)
 	if !fits || len(p.Publish) != 0 || !slices.Equal(p.Subscribe, []string{"_INBOX_x.>"}) || len(p.Narrowed) != 0 {
@@ -115,10 +115,10 @@ func TestNobodyPullsFromOrderedGroups(t *testing.T) {
 			Publish: yes, Read: yes, Join: join, Inspect: join, MayJoin: yes, Topics: []string{"a"}, Groups: []string{"g", "o"},
 			PublishReach: []NativeReach{{Pattern: "**", Rule: 1, Whole: true}}, ReadReach: []NativeReach{{Pattern: "**", Rule: 1, Whole: true}},
 		},
-		known: &nativeMap{
-			topics: []nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}},
-			groups: []nativeGroup{{topic: "a", group: "g", stream: "a", consumer: "g"}, {topic: "a", group: "o", stream: "a", consumer: "o", ordered: true}},
-		},
+		known: newNativeMap(
+			[]nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}},
+			[]nativeGroup{{topic: "a", group: "g", stream: "a", consumer: "g"}, {topic: "a", group: "o", stream: "a", consumer: "o", ordered: true}}, nil,
+		),
 	}
 	p, fits := w.write("_INBOX_x", maxSegments)
 	allows := func(subject string) bool {
