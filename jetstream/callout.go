@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"eventhub/jetstream/panics"
+	"eventhub/jetstream/quota"
 )
 
 const (
@@ -145,8 +147,10 @@ type Callouts struct {
 	issuer nkeys.KeyPair
 	xkey   nkeys.KeyPair // nil: questions are not encrypted
 	guard  NativeGuard   // nil: clients reach the server without one
+	nc     *nats.Conn    // for questions and answers
 	sub    *nats.Subscription
 	places chan struct{}
+	grants *quota.Places // for answers: half of the processors, and half of that for one principal
 	ctx    context.Context
 	end    context.CancelFunc
 	wg     sync.WaitGroup
@@ -176,6 +180,8 @@ type calloutEnd struct {
 func (n NATS) ServeCallouts(ctx context.Context, cfg CalloutConfig) (*Callouts, error) {
 	b := n.bus
 	c := &Callouts{bus: b, cfg: cfg, places: make(chan struct{}, maxCallouts)}
+	processors := max(runtime.GOMAXPROCS(0)/2, 1)
+	c.grants = quota.NewPlaces(processors, (processors+1)/2)
 	c.live, c.own, c.kicking = make(map[calloutConn]*calloutEnd), make(map[string]*linked.List), make(map[string]bool)
 	var err error
 	if c.issuer, err = issuerOf(cfg.Issuer); err != nil {
@@ -192,16 +198,21 @@ func (n NATS) ServeCallouts(ctx context.Context, cfg CalloutConfig) (*Callouts, 
 			return nil, errors.New("auth callout: the server has no guard; set Guarded for a server of package embedded only")
 		}
 	}
+	// The server reads an answer, which may take it some ms, before anything else that comes over
+	// the same connection.
+	if c.nc, err = b.connection("eventhub callouts"); err != nil {
+		return nil, fmt.Errorf("auth callout: connect to nats at %s: %w", b.where(), err)
+	}
 	c.ctx, c.end = context.WithCancel(context.WithoutCancel(ctx))
-	nc := b.links[0].nc
-	if c.sub, err = nc.QueueSubscribe(calloutSubject, calloutQueue, c.receive); err != nil {
+	if c.sub, err = c.nc.QueueSubscribe(calloutSubject, calloutQueue, c.receive); err != nil {
 		c.end()
+		c.nc.Close()
 		return nil, fmt.Errorf("auth callout: %w", err)
 	}
 	c.wg.Go(c.watchRevoked)
 	ctx, cancel := context.WithTimeout(ctx, calloutWait)
 	defer cancel()
-	if err := nc.FlushWithContext(ctx); err != nil {
+	if err := c.nc.FlushWithContext(ctx); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("auth callout: nats at %s: %w", b.where(), err)
 	}
@@ -261,6 +272,7 @@ func (c *Callouts) Close() {
 	_ = c.sub.Unsubscribe() // fails only when the connection is closed
 	c.end()
 	c.wg.Wait()
+	c.nc.Close()
 }
 
 // receive takes a question.
@@ -304,7 +316,17 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 	}
 	response := jwt.NewAuthorizationResponseClaims(asked.UserNkey)
 	response.Audience = asked.Server.ID
-	user, grant, err := c.user(ctx, asked)
+	grant, err := c.authorize(ctx, asked)
+	var user *jwt.UserClaims
+	if err == nil {
+		// The grants of one principal take turns: the server reads what a client may do, and that
+		// is as much work as to write it.
+		if !c.grants.Enter(ctx, grant.Name, maxCallouts*3/4, func() { c.bus.obs.LimitReached("callout_places") }) {
+			return fmt.Errorf("no place was free: too many clients of %s connect at a time", grant.Name)
+		}
+		defer c.grants.Leave(grant.Name)
+		user, err = c.user(ctx, asked, grant)
+	}
 	switch {
 	case err != nil && grant != nil: // the client may, and it cannot be said what
 		c.bus.often.Log(ctx, slog.LevelWarn, "failed to list what a native client may do", grant.Name, slog.String("client", grant.Name), slog.Any("error", err))
@@ -339,22 +361,26 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 			c.guard.Admit(asked.Server.ID, asked.ClientInformation.ID, inbox, grant.Name)
 		}
 	}
-	return m.Respond(reply)
+	if err := m.Respond(reply); err != nil {
+		return err
+	}
+	return c.nc.FlushWithContext(ctx) // then the server has read the answer
 }
 
-// user returns what a client gets. The grant is nil if the client is refused.
-func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClaims) (*jwt.UserClaims, *NativeGrant, error) {
+// authorize returns the grant of a client, or why the client is refused.
+func (c *Callouts) authorize(ctx context.Context, asked *jwt.AuthorizationRequestClaims) (*NativeGrant, error) {
 	token, address := tokenOf(asked), asked.ClientInformation.Host
 	if c.guard != nil {
 		var ok bool
 		if address, ok = c.guard.Origin(asked.Server.ID, asked.ClientInformation.ID); !ok {
-			return nil, nil, errors.New("the client did not pass the guard")
+			return nil, errors.New("the client did not pass the guard")
 		}
 	}
-	grant, err := c.cfg.Authorize(ctx, NativeClient{Address: address, Token: token})
-	if err != nil {
-		return nil, nil, err
-	}
+	return c.cfg.Authorize(ctx, NativeClient{Address: address, Token: token})
+}
+
+// user returns what a client with the grant gets.
+func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClaims, grant *NativeGrant) (*jwt.UserClaims, error) {
 	user := jwt.NewUserClaims(asked.UserNkey)
 	user.Name, user.Audience = grant.Name, c.cfg.Account
 	ends := grant.Expires
@@ -366,11 +392,11 @@ func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClai
 	}
 	if grant.Full {
 		user.Audience = c.cfg.HubAccount
-		return user, grant, nil
+		return user, nil
 	}
-	p, err := c.bus.Admin().NATS().Permissions(ctx, grant.Rights, NativeInbox(token), c.cfg.Account == c.cfg.HubAccount && c.guard == nil)
+	p, err := c.bus.Admin().NATS().Permissions(ctx, grant.Rights, NativeInbox(tokenOf(asked)), c.cfg.Account == c.cfg.HubAccount && c.guard == nil)
 	if err != nil {
-		return nil, grant, err
+		return nil, err
 	}
 	user.Pub.Allow, user.Sub.Allow = p.Publish, p.Subscribe
 	if len(p.Publish) == 0 {
@@ -381,7 +407,7 @@ func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClai
 		c.bus.often.Log(ctx, slog.LevelInfo, "a native client may do less than its token allows; eventhub auth-callout explain says what", grant.Name,
 			slog.String("client", grant.Name), slog.Int("narrowed", len(p.Narrowed)), slog.String("first", p.Narrowed[0]))
 	}
-	return user, grant, nil
+	return user, nil
 }
 
 // tokenOf returns what a client shows.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -195,6 +196,101 @@ func followingCallouts(t *testing.T) (c *Callouts, ended <-chan uint64) {
 	}
 	t.Cleanup(c.Close)
 	return c, ids
+}
+
+// TestCalloutsOfOnePrincipalTakeTurns has many clients of one principal connect at a time, and one
+// of another.
+func TestCalloutsOfOnePrincipalTakeTurns(t *testing.T) {
+	t.Parallel()
+	const crowd = 64
+	server := natstest.Run(t)
+	bus := open(t, Config{URL: server.ClientURL()})
+	makes(t, bus, "callout", "g", SubscribeOptions{})
+	issuer, err := NewKey(IssuerKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var crowded, most, answered atomic.Int64
+	entered := make(chan struct{}, crowd)
+	yes, both := func(string) bool { return true }, func(string, string) bool { return true }
+	write := func(string) bool { // what takes long
+		now := crowded.Add(1)
+		defer crowded.Add(-1)
+		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
+		}
+		entered <- struct{}{}
+		time.Sleep(5 * time.Millisecond)
+		return true
+	}
+	callouts, err := bus.Admin().NATS().ServeCallouts(t.Context(), CalloutConfig{
+		Issuer: issuer.Seed, Account: "A", HubAccount: "H", Narrowed: func() {}, Counted: func(string) {},
+		Authorize: func(_ context.Context, c NativeClient) (*NativeGrant, error) {
+			rights := &NativeRights{Publish: yes, Read: yes, Join: both, Inspect: both, MayJoin: yes}
+			if c.Token == "crowd" {
+				rights.Publish = write
+			}
+			return &NativeGrant{Name: c.Token, Rights: rights}, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(callouts.Close)
+	nc, err := nats.Connect(server.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	identity, err := nkeys.CreateServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := user.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	question := func(token string) []byte {
+		asked := jwt.NewAuthorizationRequestClaims(name)
+		asked.UserNkey, asked.Server.ID, asked.ConnectOptions.Token = name, "S", token
+		text, err := asked.Encode(identity)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []byte(text)
+	}
+	replies := nats.NewInbox()
+	all := make(chan struct{})
+	if _, err := nc.Subscribe(replies, func(*nats.Msg) {
+		if answered.Add(1) == crowd {
+			close(all)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for range crowd {
+		if err := nc.PublishRequest(calloutSubject, replies, question("crowd")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-entered
+	if _, err := nc.Request(calloutSubject, question("other"), wait); err != nil {
+		t.Fatal(err)
+	}
+	if n := answered.Load(); n > crowd/2 {
+		t.Errorf("%d of %d clients of another principal were let in first", n, crowd)
+	}
+	select {
+	case <-all:
+	case <-time.After(wait):
+		t.Fatalf("%d of %d clients got an answer", answered.Load(), crowd)
+	}
+	if n, limit := most.Load(), int64((max(runtime.GOMAXPROCS(0)/2, 1)+1)/2); n > limit {
+		t.Errorf("%d answers of one principal were written at a time, of %d", n, limit)
+	}
 }
 
 // TestServersThatAreGoneDelayNoRevocation revokes tokens of clients of a server that is gone, and

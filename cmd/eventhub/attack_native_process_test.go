@@ -17,6 +17,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/native"
 	"eventhub/sdk/go/wire"
 )
 
@@ -25,13 +26,19 @@ var nativeAttacks = []attack{
 	{name: "native searches", scopes: []string{"*:attack.native"}, run: attackNativeSearches, like: permittedNativeReads},
 	{name: "native requests", scopes: []string{"*:attack.native"}, run: attackNativeRequests, like: permittedNativeRequests},
 	{name: "native settlements", scopes: []string{"*:attack.native"}, run: attackNativeSettlements, like: permittedNativeSettlements},
+	{name: "native connections", scopes: []string{"*:attack.connections.**"}, run: attackNativeConnections, like: permittedNativeConnections},
 	{name: "native publishes", scopes: []string{"publish:attack.native", "publish:attack.void"}, run: attackNativePublishes, like: permittedNativePublishes},
 }
 
-// nativeKeys is how many keys the topic of the native attacks has.
-const nativeKeys = 100_000
+// nativeKeys is how many keys the topic of the native attacks has, and nativeTopics how many topics
+// its connections find.
+const (
+	nativeKeys   = 100_000
+	nativeTopics = 200
+)
 
-// fillNatively stores events with as many keys in the topic of the native attacks.
+// fillNatively stores events with as many keys in the topic of the native attacks, and makes the
+// topics.
 func fillNatively(t *testing.T, f *floodedHub) {
 	t.Helper()
 	publishTo(t, f.hub.dial(), "attack.native", "1")
@@ -50,6 +57,13 @@ func fillNatively(t *testing.T, f *floodedHub) {
 	case <-js.PublishAsyncComplete():
 	case <-time.After(slowdown * patience):
 		t.Fatal("the events of the native attacks were not stored")
+	}
+	for i := range nativeTopics {
+		topic := "attack.connections." + strconv.Itoa(i)
+		cfg := natsjs.StreamConfig{Name: native.ObjectName(topic), Subjects: []string{native.Subject(topic, ""), native.KeyedPattern(topic)}}
+		if _, err := js.CreateStream(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -209,4 +223,31 @@ func attackNativePublishes(ctx context.Context, a *attacker) {
 // permittedNativePublishes publishes there at nine tenths of the rate.
 func permittedNativePublishes(ctx context.Context, a *attacker) {
 	permittedNatively(ctx, a, 9_000, "event.attack.void", "1")
+}
+
+// attackNativeConnections connects on eight connections at a time, and leaves again.
+func attackNativeConnections(ctx context.Context, a *attacker) {
+	var came atomic.Int64
+	a.crowd(ctx, 8, func(int, int) {
+		var answered atomic.Int64
+		if nc, _ := a.natively(ctx, &answered); nc != nil {
+			nc.Close()
+			came.Add(1)
+		}
+	})
+	a.report("connected %d times", came.Load())
+}
+
+// permittedNativeConnections connects about 25 times a second, one after the other.
+func permittedNativeConnections(ctx context.Context, a *attacker) {
+	a.crowd(ctx, 1, func(int, int) {
+		var answered atomic.Int64
+		if nc, _ := a.natively(ctx, &answered); nc != nil {
+			nc.Close()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(30 * time.Millisecond):
+		}
+	})
 }
