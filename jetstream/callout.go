@@ -33,6 +33,9 @@ const (
 	// calloutWait bounds one answer, and kickWait one request to end a connection.
 	calloutWait = 10 * time.Second
 	kickWait    = 5 * time.Second
+	// turnWait is how long a client waits for its turn. Clients of NATS give up after 2 s, so later
+	// answers would go to nobody, one after the other.
+	turnWait = 1500 * time.Millisecond
 	// maxCallouts ("callouts") is how many clients are being checked at a time. The server of
 	// another client gets no answer.
 	maxCallouts = 4096
@@ -200,8 +203,15 @@ func (n NATS) ServeCallouts(ctx context.Context, cfg CalloutConfig) (*Callouts, 
 	}
 	// The server reads an answer, which may take it some ms, before anything else that comes over
 	// the same connection.
-	if c.nc, err = b.connection("eventhub callouts"); err != nil {
-		return nil, fmt.Errorf("auth callout: connect to nats at %s: %w", b.where(), err)
+	starting, cancel := context.WithTimeout(ctx, calloutWait)
+	defer cancel()
+	for {
+		if c.nc, err = b.connection("eventhub callouts"); err == nil {
+			break
+		}
+		if b.pause(starting, askFirst) != nil {
+			return nil, fmt.Errorf("auth callout: connect to nats at %s: %w", b.where(), err)
+		}
 	}
 	c.ctx, c.end = context.WithCancel(context.WithoutCancel(ctx))
 	if c.sub, err = c.nc.QueueSubscribe(calloutSubject, calloutQueue, c.receive); err != nil {
@@ -210,9 +220,7 @@ func (n NATS) ServeCallouts(ctx context.Context, cfg CalloutConfig) (*Callouts, 
 		return nil, fmt.Errorf("auth callout: %w", err)
 	}
 	c.wg.Go(c.watchRevoked)
-	ctx, cancel := context.WithTimeout(ctx, calloutWait)
-	defer cancel()
-	if err := c.nc.FlushWithContext(ctx); err != nil {
+	if err := c.nc.FlushWithContext(starting); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("auth callout: nats at %s: %w", b.where(), err)
 	}
@@ -317,15 +325,18 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 	response := jwt.NewAuthorizationResponseClaims(asked.UserNkey)
 	response.Audience = asked.Server.ID
 	grant, err := c.authorize(ctx, asked)
+	var known *nativeMap
+	if err == nil && !grant.Full {
+		known, err = c.bus.native.get(ctx)
+	}
 	var user *jwt.UserClaims
 	if err == nil {
-		// The grants of one principal take turns: the server reads what a client may do, and that
-		// is as much work as to write it.
-		if !c.grants.Enter(ctx, grant.Name, maxCallouts*3/4, func() { c.bus.obs.LimitReached("callout_places") }) {
-			return fmt.Errorf("no place was free: too many clients of %s connect at a time", grant.Name)
+		left, ok := c.turn(ctx, grant, asked)
+		if !ok {
+			return nil
 		}
-		defer c.grants.Leave(grant.Name)
-		user, err = c.user(ctx, asked, grant)
+		defer left()
+		user = c.user(ctx, asked, grant, known)
 	}
 	switch {
 	case err != nil && grant != nil: // the client may, and it cannot be said what
@@ -364,7 +375,34 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 	if err := m.Respond(reply); err != nil {
 		return err
 	}
-	return c.nc.FlushWithContext(ctx) // then the server has read the answer
+	if c.guard != nil {
+		// The server, in this process, has then read the answer, which is as much work as to write
+		// it. The answer is on its way in any case.
+		_ = c.nc.FlushWithContext(ctx)
+	}
+	return nil
+}
+
+// turn waits for the turn of a client among those of its principal. ok is false if it does not come
+// in time, or the client has gone. Such a client gets no answer: to one, NATS clients would not
+// come back after the second.
+func (c *Callouts) turn(ctx context.Context, grant *NativeGrant, asked *jwt.AuthorizationRequestClaims) (left func(), ok bool) {
+	const limit = "callout_places"
+	ctx, cancel := context.WithTimeout(ctx, turnWait)
+	defer cancel()
+	if !c.grants.Enter(ctx, grant.Name, maxCallouts/4, func() { c.bus.obs.LimitReached(limit) }) {
+		c.cfg.Counted(CalloutFailed)
+		c.bus.often.Log(ctx, slog.LevelInfo, "too many clients of a principal connect at a time; those that get no answer connect again", grant.Name,
+			slog.String("limit", limit), slog.String("client", grant.Name))
+		return nil, false
+	}
+	if c.guard != nil {
+		if _, here := c.guard.Origin(asked.Server.ID, asked.ClientInformation.ID); !here {
+			c.grants.Leave(grant.Name)
+			return nil, false
+		}
+	}
+	return func() { c.grants.Leave(grant.Name) }, true
 }
 
 // authorize returns the grant of a client, or why the client is refused.
@@ -379,8 +417,8 @@ func (c *Callouts) authorize(ctx context.Context, asked *jwt.AuthorizationReques
 	return c.cfg.Authorize(ctx, NativeClient{Address: address, Token: token})
 }
 
-// user returns what a client with the grant gets.
-func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClaims, grant *NativeGrant) (*jwt.UserClaims, error) {
+// user returns what a client with the grant gets. known is for grants that are not Full.
+func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClaims, grant *NativeGrant, known *nativeMap) *jwt.UserClaims {
 	user := jwt.NewUserClaims(asked.UserNkey)
 	user.Name, user.Audience = grant.Name, c.cfg.Account
 	ends := grant.Expires
@@ -392,12 +430,9 @@ func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClai
 	}
 	if grant.Full {
 		user.Audience = c.cfg.HubAccount
-		return user, nil
+		return user
 	}
-	p, err := c.bus.Admin().NATS().Permissions(ctx, grant.Rights, NativeInbox(tokenOf(asked)), c.cfg.Account == c.cfg.HubAccount && c.guard == nil)
-	if err != nil {
-		return nil, err
-	}
+	p := c.bus.permissions(known, grant.Rights, NativeInbox(tokenOf(asked)), c.cfg.Account == c.cfg.HubAccount && c.guard == nil)
 	user.Pub.Allow, user.Sub.Allow = p.Publish, p.Subscribe
 	if len(p.Publish) == 0 {
 		user.Pub.Deny = jwt.StringList{">"} // without any entry, everything would be allowed
@@ -407,7 +442,7 @@ func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClai
 		c.bus.often.Log(ctx, slog.LevelInfo, "a native client may do less than its token allows; eventhub auth-callout explain says what", grant.Name,
 			slog.String("client", grant.Name), slog.Int("narrowed", len(p.Narrowed)), slog.String("first", p.Narrowed[0]))
 	}
-	return user, nil
+	return user
 }
 
 // tokenOf returns what a client shows.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -198,6 +199,102 @@ func followingCallouts(t *testing.T) (c *Callouts, ended <-chan uint64) {
 	return c, ids
 }
 
+// calloutAsker asks about native clients in the place of a server that does not encrypt.
+type calloutAsker struct {
+	t        *testing.T
+	callouts *Callouts
+	nc       *nats.Conn
+	identity nkeys.KeyPair
+	user     string
+}
+
+// asking answers callouts, and asks them. The name of a client is its token; write is called where
+// the permissions of a client are written.
+func asking(t *testing.T, bus *Bus, url string, write func(token string)) *calloutAsker {
+	t.Helper()
+	issuer, err := NewKey(IssuerKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	yes, both := func(string) bool { return true }, func(string, string) bool { return true }
+	callouts, err := bus.Admin().NATS().ServeCallouts(t.Context(), CalloutConfig{
+		Issuer: issuer.Seed, Account: "A", HubAccount: "H", Narrowed: func() {}, Counted: func(string) {},
+		Authorize: func(_ context.Context, c NativeClient) (*NativeGrant, error) {
+			rights := &NativeRights{Read: yes, Join: both, Inspect: both, MayJoin: yes, Publish: func(string) bool {
+				write(c.Token)
+				return true
+			}}
+			return &NativeGrant{Name: c.Token, Rights: rights}, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(callouts.Close)
+	a := &calloutAsker{t: t, callouts: callouts}
+	if a.nc, err = nats.Connect(url); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.nc.Close)
+	if a.identity, err = nkeys.CreateServer(); err != nil {
+		t.Fatal(err)
+	}
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.user, err = user.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func (a *calloutAsker) question(token string) []byte {
+	a.t.Helper()
+	asked := jwt.NewAuthorizationRequestClaims(a.user)
+	asked.UserNkey, asked.Server.ID, asked.ConnectOptions.Token = a.user, "S", token
+	text, err := asked.Encode(a.identity)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return []byte(text)
+}
+
+// ask waits for the answer to a question.
+func (a *calloutAsker) ask(token string) {
+	a.t.Helper()
+	if _, err := a.nc.Request(calloutSubject, a.question(token), wait); err != nil {
+		a.t.Fatalf("%s: %v", token, err)
+	}
+}
+
+// crowd asks as many questions, and counts the answers.
+func (a *calloutAsker) crowd(n int, token func(i int) string) (answered *atomic.Int64) {
+	a.t.Helper()
+	answered = new(atomic.Int64)
+	replies := nats.NewInbox()
+	if _, err := a.nc.Subscribe(replies, func(*nats.Msg) { answered.Add(1) }); err != nil {
+		a.t.Fatal(err)
+	}
+	for i := range n {
+		if err := a.nc.PublishRequest(calloutSubject, replies, a.question(token(i))); err != nil {
+			a.t.Fatal(err)
+		}
+	}
+	return answered
+}
+
+// all waits for as many answers.
+func (a *calloutAsker) all(answered *atomic.Int64, n int) {
+	a.t.Helper()
+	for deadline := time.Now().Add(wait); answered.Load() < int64(n); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			a.t.Fatalf("%d of %d clients got an answer", answered.Load(), n)
+		}
+	}
+}
+
 // TestCalloutsOfOnePrincipalTakeTurns has many clients of one principal connect at a time, and one
 // of another.
 func TestCalloutsOfOnePrincipalTakeTurns(t *testing.T) {
@@ -206,90 +303,96 @@ func TestCalloutsOfOnePrincipalTakeTurns(t *testing.T) {
 	server := natstest.Run(t)
 	bus := open(t, Config{URL: server.ClientURL()})
 	makes(t, bus, "callout", "g", SubscribeOptions{})
-	issuer, err := NewKey(IssuerKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var crowded, most, answered atomic.Int64
+	var crowded, most atomic.Int64
 	entered := make(chan struct{}, crowd)
-	yes, both := func(string) bool { return true }, func(string, string) bool { return true }
-	write := func(string) bool { // what takes long
+	a := asking(t, bus, server.ClientURL(), func(token string) {
+		if token != "crowd" {
+			return
+		}
 		now := crowded.Add(1)
 		defer crowded.Add(-1)
 		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
 		}
 		entered <- struct{}{}
 		time.Sleep(5 * time.Millisecond)
-		return true
-	}
-	callouts, err := bus.Admin().NATS().ServeCallouts(t.Context(), CalloutConfig{
-		Issuer: issuer.Seed, Account: "A", HubAccount: "H", Narrowed: func() {}, Counted: func(string) {},
-		Authorize: func(_ context.Context, c NativeClient) (*NativeGrant, error) {
-			rights := &NativeRights{Publish: yes, Read: yes, Join: both, Inspect: both, MayJoin: yes}
-			if c.Token == "crowd" {
-				rights.Publish = write
-			}
-			return &NativeGrant{Name: c.Token, Rights: rights}, nil
-		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(callouts.Close)
-	nc, err := nats.Connect(server.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	identity, err := nkeys.CreateServer()
-	if err != nil {
-		t.Fatal(err)
-	}
-	user, err := nkeys.CreateUser()
-	if err != nil {
-		t.Fatal(err)
-	}
-	name, err := user.PublicKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	question := func(token string) []byte {
-		asked := jwt.NewAuthorizationRequestClaims(name)
-		asked.UserNkey, asked.Server.ID, asked.ConnectOptions.Token = name, "S", token
-		text, err := asked.Encode(identity)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return []byte(text)
-	}
-	replies := nats.NewInbox()
-	all := make(chan struct{})
-	if _, err := nc.Subscribe(replies, func(*nats.Msg) {
-		if answered.Add(1) == crowd {
-			close(all)
-		}
-	}); err != nil {
-		t.Fatal(err)
-	}
-	for range crowd {
-		if err := nc.PublishRequest(calloutSubject, replies, question("crowd")); err != nil {
-			t.Fatal(err)
-		}
-	}
+	answered := a.crowd(crowd, func(int) string { return "crowd" })
 	<-entered
-	if _, err := nc.Request(calloutSubject, question("other"), wait); err != nil {
-		t.Fatal(err)
-	}
+	a.ask("other")
 	if n := answered.Load(); n > crowd/2 {
 		t.Errorf("%d of %d clients of another principal were let in first", n, crowd)
 	}
-	select {
-	case <-all:
-	case <-time.After(wait):
-		t.Fatalf("%d of %d clients got an answer", answered.Load(), crowd)
-	}
+	a.all(answered, crowd)
 	if n, limit := most.Load(), int64((max(runtime.GOMAXPROCS(0)/2, 1)+1)/2); n > limit {
 		t.Errorf("%d answers of one principal were written at a time, of %d", n, limit)
+	}
+}
+
+// TestLateCalloutsGetNoAnswer has more clients connect at a time than can be let in before they
+// give up. Those that give up are not let in one after the other, while new ones wait.
+func TestLateCalloutsGetNoAnswer(t *testing.T) {
+	t.Parallel()
+	const crowd = 100
+	server := natstest.Run(t)
+	bus := open(t, Config{URL: server.ClientURL()})
+	makes(t, bus, "callout", "g", SubscribeOptions{})
+	a := asking(t, bus, server.ClientURL(), func(string) {
+		time.Sleep(time.Duration(runtime.GOMAXPROCS(0)) * 30 * time.Millisecond)
+	})
+	answered := a.crowd(crowd, func(int) string { return "crowd" })
+	time.Sleep(turnWait)
+	a.ask("crowd")
+	if n := answered.Load(); n == 0 || n > 3*crowd/4 {
+		t.Errorf("%d of %d clients got an answer, and then one that came later", n, crowd)
+	}
+}
+
+// TestCalloutsShareAMap has clients of many principals connect at a time to a hub that gets no
+// advisories, so that each needs a new map.
+func TestCalloutsShareAMap(t *testing.T) {
+	t.Parallel()
+	const crowd = 50
+	server := natstest.Run(t, withoutAdvisories)
+	bus := open(t, Config{URL: userURL(server, "hub")})
+	for i := range 10 {
+		makes(t, bus, "map."+strconv.Itoa(i), "g", SubscribeOptions{})
+	}
+	a := asking(t, bus, userURL(server, "all"), func(string) {})
+	a.ask("first")
+	var lists atomic.Int64
+	if _, err := a.nc.Subscribe("$JS.API.STREAM.LIST", func(*nats.Msg) { lists.Add(1) }); err != nil {
+		t.Fatal(err)
+	}
+	a.all(a.crowd(crowd, strconv.Itoa), crowd)
+	if err := a.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if n := lists.Load(); n == 0 || n > crowd/2 {
+		t.Errorf("%d clients had the hub list all streams %d times", crowd, n)
+	}
+}
+
+// TestCalloutsBeginAfterAnOutage has the hub begin to answer while NATS is away.
+func TestCalloutsBeginAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	server := natstest.Run(t)
+	bus := open(t, Config{URL: server.ClientURL()})
+	makes(t, bus, "callout", "g", SubscribeOptions{})
+	again := natstest.Again(server)
+	server.Shutdown()
+	server.WaitForShutdown()
+	up := make(chan struct{})
+	go func() {
+		defer close(up)
+		time.Sleep(200 * time.Millisecond)
+		natstest.Run(t, again)
+	}()
+	a := asking(t, bus, server.ClientURL(), func(string) {})
+	<-up
+	a.ask("client")
+	a.callouts.Close()
+	if err := bus.Close(); err != nil { // before the server ends
+		t.Error(err)
 	}
 }
 

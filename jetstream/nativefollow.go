@@ -258,12 +258,14 @@ func (n *nativeMaps) listen(ctx context.Context) {
 	if name == "" {
 		return
 	}
-	err := n.subscribe(ctx)
+	within, cancel := context.WithTimeout(ctx, nativeEcho)
+	defer cancel()
+	err := n.subscribe(within)
 	if err == nil {
-		err = n.callForEcho(ctx, name)
+		err = n.callForEcho(within, name)
 	}
 	if err != nil && ctx.Err() == nil {
-		n.bus.often.Log(ctx, slog.LevelWarn, "NATS sends no advisories of streams and consumers: the hub lists all of them for each native client that connects; let its NATS user subscribe to $JS.EVENT.ADVISORY.>",
+		n.bus.often.Log(ctx, slog.LevelWarn, "NATS sends no advisories of streams and consumers: the hub lists all of them for each native client that connects; may its NATS user subscribe to $JS.EVENT.ADVISORY.>?",
 			"", slog.Any("error", err))
 	}
 }
@@ -307,16 +309,16 @@ func (n *nativeMaps) callForEcho(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	defer n.bus.deleteConsumer(ctx, stream, name)
-	late := time.NewTimer(nativeEcho)
-	defer late.Stop()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nativeEcho)
+		defer cancel()
+		_ = n.bus.js.DeleteConsumer(ctx, stream, name) // else the server drops it
+	}()
 	select {
 	case <-n.heard:
 		return nil
-	case <-late.C:
-		return fmt.Errorf("jetstream: no advisory of a consumer came within %v", nativeEcho)
 	case <-ctx.Done():
-		return ctx.Err()
+		return fmt.Errorf("jetstream: no advisory of a consumer came within %v", nativeEcho)
 	}
 }
 
@@ -373,8 +375,8 @@ func (n *nativeMaps) readAll(ctx context.Context) (complete bool, err error) {
 			continue
 		}
 		complete = false
-		if known[name] = n.known[name]; known[name] == nil {
-			known[name] = &nativeStream{}
+		if was := n.known[name]; was != nil {
+			known[name] = was
 		}
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {

@@ -215,19 +215,26 @@ func TestNativeMapAfterACut(t *testing.T) {
 	m.becomes(true, "map.a", "g")
 }
 
+// withoutAdvisories has a server let the user hub subscribe to no advisory, and the user all to
+// everything.
+func withoutAdvisories(o *natsserver.Options) {
+	o.Users = []*natsserver.User{{Username: "all", Password: "x"}, {Username: "hub", Password: "x", Permissions: &natsserver.Permissions{
+		Publish: &natsserver.SubjectPermission{Allow: []string{">"}}, Subscribe: &natsserver.SubjectPermission{Allow: []string{">"}, Deny: []string{"$JS.EVENT.>"}},
+	}}}
+}
+
+func userURL(server *natsserver.Server, user string) string {
+	return strings.Replace(server.ClientURL(), "://", "://"+user+":x@", 1)
+}
+
 // TestNativeMapWithoutAdvisories has a hub whose NATS user may not subscribe to advisories list all
 // for each client.
 func TestNativeMapWithoutAdvisories(t *testing.T) {
 	t.Parallel()
-	server := natstest.Run(t, func(o *natsserver.Options) {
-		o.Users = []*natsserver.User{{Username: "all", Password: "x"}, {Username: "hub", Password: "x", Permissions: &natsserver.Permissions{
-			Publish: &natsserver.SubjectPermission{Allow: []string{">"}}, Subscribe: &natsserver.SubjectPermission{Allow: []string{">"}, Deny: []string{"$JS.EVENT.>"}},
-		}}}
-	})
-	as := func(user string) string { return strings.Replace(server.ClientURL(), "://", "://"+user+":x@", 1) }
-	bus := open(t, Config{URL: as("hub")})
+	server := natstest.Run(t, withoutAdvisories)
+	bus := open(t, Config{URL: userURL(server, "hub")})
 	makes(t, bus, "map.a", "g", SubscribeOptions{})
-	m := mapNatively(t, bus, as("all"))
+	m := mapNatively(t, bus, userURL(server, "all"))
 	for i := range 3 {
 		name := "native" + strconv.Itoa(i)
 		if _, err := m.js.CreateOrUpdateConsumer(t.Context(), objectName("map.a"), natsjs.ConsumerConfig{Durable: name}); err != nil {

@@ -66,7 +66,12 @@ func (n NATS) Permissions(ctx context.Context, rights *NativeRights, inbox strin
 	if err != nil {
 		return nil, n.bus.unavailable(err)
 	}
-	w := &permissionWriter{bus: n.bus, rights: rights, known: known, watch: watch}
+	return n.bus.permissions(known, rights, inbox, watch), nil
+}
+
+// permissions is NATS.Permissions with a map that was read.
+func (b *Bus) permissions(known *nativeMap, rights *NativeRights, inbox string, watch bool) *NativePermissions {
+	w := &permissionWriter{bus: b, rights: rights, known: known, watch: watch}
 	p, fits := w.write(inbox, maxSegments)
 	for _, depth := range depths[1:] {
 		if fits || !w.deep {
@@ -75,10 +80,10 @@ func (n NATS) Permissions(ctx context.Context, rights *NativeRights, inbox strin
 		p, fits = w.write(inbox, depth)
 	}
 	if !fits {
-		n.bus.obs.LimitReached("native_permissions")
+		b.obs.LimitReached("native_permissions")
 		p.Narrowed = append(p.Narrowed, fmt.Sprintf("more than %d bytes of subjects: the last ones are left out; name fewer topics, or use patterns", maxPermissionBytes))
 	}
-	return p, nil
+	return p
 }
 
 // permissionWriter writes permissions down.
