@@ -167,12 +167,19 @@ func startNeighbour(t *testing.T, f *floodedHub) *neighbour {
 		t.Fatal(err)
 	}
 	go n.run(publisher)
+	web := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: requesters}}
+	t.Cleanup(web.CloseIdleConnections)
 	n.requesting.Go(func() {
-		n.requests.run(requestEvery, n.stopped, func(ctx context.Context, i int) error { return requestInTurn(ctx, f.hub.http, token, i) })
+		n.requests.run(requesters, requestEvery, n.stopped, func(ctx context.Context, _, i int) error {
+			return requestInTurn(ctx, web, f.hub.http, token, i)
+		})
 	})
-	joiner := f.hub.dialWith(token)
+	var joining [joiners]*wire.Conn
+	for i := range joining {
+		joining[i] = f.hub.dialWith(token)
+	}
 	n.requesting.Go(func() {
-		n.joins.run(joinEvery, n.stopped, func(ctx context.Context, _ int) error { return join(ctx, joiner) })
+		n.joins.run(joiners, joinEvery, n.stopped, func(ctx context.Context, worker, _ int) error { return join(ctx, joining[worker]) })
 	})
 	t.Cleanup(n.stop)
 	return n
