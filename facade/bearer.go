@@ -84,19 +84,23 @@ func (s *Server) identify(next http.Handler) http.Handler {
 		if s.cfg.Accepted != nil {
 			s.cfg.Accepted(r, p.Key())
 		}
-		if !s.requesters.move("", p.Key(), s.cfg.Limits.PrincipalRequests) {
-			s.cfg.Observer.LimitReached("principal_requests")
-			s.refuse(w, &fault{code: codeRateLimited, msg: "The hub serves as many requests of this client at a time as it takes."})
-			return
-		}
 		n, ok := r.Context().Value(servedKey{}).(*served)
 		if !ok {
-			s.requesters.remove(p.Key())
 			s.refuse(w, errTooManyRequests) // admit comes first
 			return
 		}
+		switch ok, mine := s.requesters.take(p.Key(), 1); {
+		case !ok && mine:
+			s.cfg.Observer.LimitReached("principal_requests")
+			s.refuse(w, &fault{code: codeRateLimited, msg: "The hub serves as many requests of this client at a time as it takes."})
+			return
+		case !ok:
+			s.cfg.Observer.LimitReached("requests")
+			s.refuse(w, errTooManyRequests)
+			return
+		}
 		n.principal = p
-		n.places = append(n.places, func() { s.requesters.remove(p.Key()) })
+		n.places = append(n.places, func() { s.requesters.give(p.Key(), 1) })
 		next.ServeHTTP(w, r)
 	})
 }

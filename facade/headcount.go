@@ -2,8 +2,8 @@ package facade
 
 import "sync"
 
-// headcount counts the connections of each principal, or its requests. It knows no more principals
-// than there are of those. Its methods may be called concurrently.
+// headcount counts the connections of each principal. It knows no more principals than there are of
+// those. Its methods may be called concurrently.
 type headcount struct {
 	mu    sync.Mutex
 	byKey map[string]int

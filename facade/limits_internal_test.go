@@ -2,6 +2,7 @@ package facade
 
 import (
 	"crypto/sha256"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -134,20 +135,69 @@ func TestPagesThatFindNoPlaceToBeRead(t *testing.T) {
 }
 
 func TestShare(t *testing.T) {
-	s := newShare(10, 6)
-	for i, step := range []struct {
+	type step struct {
 		who      string
 		n        int
 		ok, mine bool
-	}{{"a", 4, true, false}, {"a", 3, false, true}, {"b", 5, true, false}, {"a", 2, false, false}, {"a", 1, true, false}} {
-		if ok, mine := s.take(step.who, step.n); ok != step.ok || mine != step.mine {
-			t.Errorf("step %d: %v, %v", i, ok, mine)
+	}
+	for _, c := range []struct {
+		all, own int
+		steps    []step
+	}{
+		{10, 6, []step{{"a", 4, true, false}, {"a", 3, false, true}, {"b", 5, false, true}, {"b", 3, true, false}, {"a", 2, false, true}, {"c", 1, true, false}, {"d", 3, false, false}}},
+		{10, 10, []step{{"a", 9, true, false}, {"b", 1, true, false}, {"a", 1, false, false}, {"a", 2, false, true}, {"c", 1, false, false}}},
+	} {
+		s := newShare(c.all, c.own)
+		held := make(map[string]int)
+		for i, step := range c.steps {
+			ok, mine := s.take(step.who, step.n)
+			if ok != step.ok || mine != step.mine {
+				t.Errorf("%d of %d, step %d: %v, %v", c.own, c.all, i, ok, mine)
+			}
+			if ok {
+				held[step.who] += step.n
+			}
+		}
+		for who, n := range held {
+			s.give(who, n)
+		}
+		if s.used != 0 || len(s.byKey) != 0 {
+			t.Error(s.used, s.byKey)
 		}
 	}
-	s.give("a", 5)
-	s.give("b", 5)
-	if s.used != 0 || len(s.byKey) != 0 {
-		t.Error(s.used, s.byKey)
+}
+
+// TestShareOfManyPrincipals has principals take all that they get, and give some back from time to
+// time.
+func TestShareOfManyPrincipals(t *testing.T) {
+	const all = 512
+	random := rand.New(rand.NewPCG(1, 2))
+	for n := 1; n <= 40; n++ {
+		s := newShare(all, all/4)
+		grab := func() {
+			for got := true; got; {
+				got = false
+				for i := range n {
+					ok, _ := s.take(strconv.Itoa(i), 1)
+					got = got || ok
+				}
+			}
+		}
+		for range 200 {
+			grab()
+			for i := range n {
+				if held := s.byKey[strconv.Itoa(i)]; held > 0 {
+					s.give(strconv.Itoa(i), random.IntN(held)+1)
+				}
+			}
+		}
+		grab()
+		if free := all - s.used; free < all/(n+1)/2 {
+			t.Errorf("%d principals left %d of %d", n, free, all)
+		}
+		if ok, _ := s.take("newcomer", 1); !ok {
+			t.Errorf("%d principals left nothing to another", n)
+		}
 	}
 }
 

@@ -43,7 +43,7 @@ type Server struct {
 	byTopic, byPrincipal *quota.Set // publishes; nil without a limit
 	posted               *quota.Set // bytes that principals post to the outbox; nil without a limit
 	connections          headcount
-	requesters           headcount // HTTP requests being served
+	requesters           *share // HTTP requests being served
 	holders              *holders
 	joins                *quota.Places // SUBSCRIBEs that are being carried out
 	settling             *quota.Set    // settlements over HTTP; nil without a limit
@@ -115,7 +115,7 @@ func New(cfg Config) (*Server, error) {
 	s.reading = quota.NewPlaces(l.Pages, l.PrincipalPages)
 	s.exporting = quota.NewPlaces(l.Exports, l.PrincipalExports)
 	s.guesses = newGuesses(s)
-	s.requesters.byKey = make(map[string]int)
+	s.requesters = newShare(l.Requests, l.PrincipalRequests)
 	s.joins = quota.NewPlaces(l.Joins, l.PrincipalJoins)
 	s.streams, s.pulls = newShare(l.Streams, l.PrincipalStreams), newShare(l.Pulls, l.PrincipalPulls)
 	s.settling = s.newQuota(l.SettleRate, l.SettleBurst)

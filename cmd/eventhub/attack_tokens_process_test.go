@@ -87,8 +87,8 @@ func newcomers(t *testing.T, f *floodedHub, d time.Duration) latency {
 		took = append(took, time.Since(came))
 		f.pass(neighbourEvery)
 	}
-	elapsed := time.Since(began) + time.Second // the first figures may be so old
 	inTurn, limited := f.errorsSent(t, "jwt_invalid")-refusedBefore, f.errorsSent(t, "rate_limited")-limitedBefore
+	elapsed := time.Since(began) + time.Second // until the last figures; the first may be so old
 	got := latencyOf(took)
 	t.Logf("newcomers %v; %.0f bad tokens a second refused in turn, %.0f out of turn", got, float64(inTurn)/elapsed.Seconds(), float64(limited)/elapsed.Seconds())
 	if most := burst + waiting + int(rate*(elapsed.Seconds()+1)); inTurn > most {
