@@ -93,9 +93,27 @@ func (c computing) castSlowly(ctx context.Context, chain *upcast.Chain, doc []by
 		return nil, err
 	}
 	defer c.ration.Leave(client)
+	ctx, cancel := begun(ctx)
+	defer cancel()
 	cast, steps, err := chain.CastWithin(ctx, doc, from, to, upcast.Budget{Steps: upcast.MaxWork, Rest: func() { c.ration.Rest(client) }})
 	c.charge(client, time.Duration(steps)*upcast.StepTime)
 	return cast, err
+}
+
+// begun returns the context of a cast that has begun. It ends when ctx is canceled, and not at the
+// deadline of ctx, which is that of the wait: a cast that always began again would never end where
+// the processors are busy. Its steps are bounded.
+func begun(ctx context.Context) (context.Context, context.CancelFunc) {
+	cast, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			cancel()
+		}
+	})
+	return cast, func() {
+		stop()
+		cancel()
+	}
 }
 
 // charge takes time from the ration of a client, if it is not too little.
