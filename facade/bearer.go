@@ -89,14 +89,9 @@ func (s *Server) identify(next http.Handler) http.Handler {
 			s.refuse(w, errTooManyRequests) // admit comes first
 			return
 		}
-		switch ok, mine := s.requesters.take(p.Key(), 1); {
-		case !ok && mine:
+		if ok, _ := s.requesters.take(p.Key(), 1); !ok { // admit has seen to those of all
 			s.cfg.Observer.LimitReached("principal_requests")
 			s.refuse(w, &fault{code: codeRateLimited, msg: "The hub serves as many requests of this client at a time as it takes."})
-			return
-		case !ok:
-			s.cfg.Observer.LimitReached("requests")
-			s.refuse(w, errTooManyRequests)
 			return
 		}
 		n.principal = p

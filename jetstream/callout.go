@@ -33,8 +33,8 @@ const (
 	// calloutWait bounds one answer, and kickWait one request to end a connection.
 	calloutWait = 10 * time.Second
 	kickWait    = 5 * time.Second
-	// turnWait is how long a client waits for its turn. Clients of NATS give up after 2 s, so later
-	// answers would go to nobody, one after the other.
+	// turnWait is how long a client waits for its turn. Clients of NATS give up after 2 s. An
+	// answer that comes later is of no use, and takes the turn of a client that still waits.
 	turnWait = 1500 * time.Millisecond
 	// maxCallouts ("callouts") is how many clients are being checked at a time. The server of
 	// another client gets no answer.
@@ -201,10 +201,9 @@ func (n NATS) ServeCallouts(ctx context.Context, cfg CalloutConfig) (*Callouts, 
 			return nil, errors.New("auth callout: the server has no guard; set Guarded for a server of package embedded only")
 		}
 	}
-	// The server reads an answer, which may take it some ms, before anything else that comes over
-	// the same connection.
 	starting, cancel := context.WithTimeout(ctx, calloutWait)
 	defer cancel()
+	// The server needs some ms for an answer, and reads nothing else of its connection meanwhile.
 	for {
 		if c.nc, err = b.connection("eventhub callouts"); err == nil {
 			break
@@ -384,8 +383,8 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 }
 
 // turn waits for the turn of a client among those of its principal. ok is false if it does not come
-// in time, or the client has gone. Such a client gets no answer: to one, NATS clients would not
-// come back after the second.
+// in time, or the client has gone. Such a client gets no answer: a client of NATS that is refused
+// twice does not connect again.
 func (c *Callouts) turn(ctx context.Context, grant *NativeGrant, asked *jwt.AuthorizationRequestClaims) (left func(), ok bool) {
 	const limit = "callout_places"
 	ctx, cancel := context.WithTimeout(ctx, turnWait)

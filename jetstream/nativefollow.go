@@ -56,7 +56,7 @@ type nativeMaps struct {
 	begun   atomic.Bool // somebody has asked
 	mu      sync.Mutex
 	running bool
-	next    *nativeReading // not begun; nil: nobody waits
+	next    *nativeReading // for those who wait; it has not begun
 
 	found   *nativeMap
 	until   time.Time           // when found is too old
@@ -169,7 +169,7 @@ func (n *nativeMaps) advised(m *nats.Msg) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if consumer == n.echo {
-		n.echo, n.follows = "", true
+		n.echo, n.follows, n.all = "", true, true // what changed before was not followed
 		n.heard <- struct{}{}
 	}
 }

@@ -129,7 +129,7 @@ func TestNativeMapCostsNothing(t *testing.T) {
 		t.Errorf("clients of an unchanged hub cost %q", asked)
 	}
 
-	// What this hub makes is there at once, and costs what it is.
+	// A change by this hub is in the map at once, and costs requests for its stream alone.
 	makes(t, bus, "map.20", "g", SubscribeOptions{})
 	if !m.has("map.20", "") || !m.has("map.20", "g") {
 		t.Error("a new topic is not there")
