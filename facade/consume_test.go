@@ -559,11 +559,11 @@ func TestConsumerLimits(t *testing.T) {
 	if a := post(two, "/groups/p/g/pull", ""); a.status != http.StatusServiceUnavailable {
 		t.Errorf("a fourth pull: %d %s", a.status, a.text)
 	}
-	if a := post(one, "/ack", `{"ack":["`+handles[0]+`"]}`); a.status != http.StatusOK {
+	if a := post(two, "/ack", `{"ack":["`+handles[2]+`"]}`); a.status != http.StatusOK {
 		t.Errorf("%d %s", a.status, a.text)
 	}
 	eventually(t, "the pull whose event was settled counts no more", func() bool {
-		return post(one, "/groups/p/g/pull", `{"wait_ms":0}`).status == http.StatusOK
+		return post(two, "/groups/p/g/pull", `{"wait_ms":0}`).status == http.StatusOK
 	})
 }
 
