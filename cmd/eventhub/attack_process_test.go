@@ -97,7 +97,17 @@ func (f *floodedHub) pass(d time.Duration) { <-time.After(d) }
 // memory is the resident set of the hub's process, in MiB.
 func (f *floodedHub) memory(t *testing.T) int {
 	t.Helper()
-	m, err := f.process.MemoryInfo()
+	return residentSet(t, f.hub)
+}
+
+// residentSet is that of the process of a hub, in MiB.
+func residentSet(t *testing.T, n *node) int {
+	t.Helper()
+	p, err := psutil.NewProcess(int32(n.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := p.MemoryInfo()
 	if err != nil {
 		t.Fatal(err)
 	}
