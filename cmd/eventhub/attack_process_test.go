@@ -59,7 +59,6 @@ type floodedHub struct {
 	topics     string // the topics file, likewise
 	secretFile string
 	token      string
-	process    *psutil.Process
 	neighbour  *neighbour
 }
 
@@ -73,10 +72,6 @@ func newFloodedHub(t *testing.T, flags ...string) *floodedHub {
 	f.hub = startNode(t, append([]string{"--jwt-secret-file=" + f.secretFile, "--log-level=debug"}, flags...)...)
 	f.address = strings.TrimPrefix(f.hub.url, "ws://")
 	f.token = f.sign(t, "eve", "*:flood.**")
-	var err error
-	if f.process, err = psutil.NewProcess(int32(f.hub.cmd.Process.Pid)); err != nil {
-		t.Fatal(err)
-	}
 	f.neighbour = startNeighbour(t, f)
 	return f
 }
@@ -97,21 +92,24 @@ func (f *floodedHub) pass(d time.Duration) { <-time.After(d) }
 // memory is the resident set of the hub's process, in MiB.
 func (f *floodedHub) memory(t *testing.T) int {
 	t.Helper()
-	return residentSet(t, f.hub)
-}
-
-// residentSet is that of the process of a hub, in MiB.
-func residentSet(t *testing.T, n *node) int {
-	t.Helper()
-	p, err := psutil.NewProcess(int32(n.cmd.Process.Pid))
+	m, err := residentSet(f.hub)
 	if err != nil {
 		t.Fatal(err)
+	}
+	return m
+}
+
+// residentSet returns that of the process of a hub, in MiB.
+func residentSet(n *node) (int, error) {
+	p, err := psutil.NewProcess(int32(n.cmd.Process.Pid))
+	if err != nil {
+		return 0, err
 	}
 	m, err := p.MemoryInfo()
 	if err != nil {
-		t.Fatal(err)
+		return 0, err
 	}
-	return int(m.RSS >> 20)
+	return int(m.RSS >> 20), nil
 }
 
 // watchMemory looks at the memory until peak is called, which returns the most that was seen.
@@ -124,8 +122,8 @@ func (f *floodedHub) watchMemory(t *testing.T) (peak func() int) {
 		tick := time.NewTicker(20 * time.Millisecond)
 		defer tick.Stop()
 		for {
-			if m, err := f.process.MemoryInfo(); err == nil {
-				most = max(most, int(m.RSS>>20))
+			if m, err := residentSet(f.hub); err == nil {
+				most = max(most, m)
 			}
 			select {
 			case <-tick.C:

@@ -160,7 +160,11 @@ func TestAttacksAtOnce(t *testing.T) {
 		return
 	}
 	fresh := live(t, again)
-	t.Logf("a hub that begins with the same data: %d MiB, %d in use", residentSet(t, again), fresh)
+	resident, err := residentSet(again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("a hub that begins with the same data: %d MiB, %d in use", resident, fresh)
 	if kept > fresh+memoryKept {
 		t.Errorf("the hub used %d MiB %v after the attacks, and a hub that begins with the same data uses %d", kept, memoryReturns, fresh)
 	}
