@@ -45,8 +45,8 @@ type archived struct {
 	config   json.RawMessage
 }
 
-// source is a stream that is copied.
-type source struct {
+// copiedStream is a stream that is copied.
+type copiedStream struct {
 	name     string
 	info     *natsjs.StreamInfo
 	grows    bool // what is added while it is read belongs to the copy
@@ -54,7 +54,7 @@ type source struct {
 }
 
 // readConsumers reads what the consumers of a stream have settled.
-func (b *Bus) readConsumers(ctx context.Context, from *source) ([]keptConsumer, error) {
+func (b *Bus) readConsumers(ctx context.Context, from *copiedStream) ([]keptConsumer, error) {
 	handle, err := b.js.Stream(ctx, from.name)
 	if err != nil {
 		return nil, err
@@ -208,7 +208,7 @@ func (w archiveWriter) entry(hdr archive.Header, body []byte) error {
 // copyStream writes a stream to w in the server's format, with the consumers as they were read
 // before. What was stored after until is left out, unless until is zero. progress is called with
 // the messages that were written.
-func (b *Bus) copyStream(ctx context.Context, from *source, consumers []keptConsumer, until time.Time, w io.Writer, progress func(messages, bytes int)) (done archived, err error) {
+func (b *Bus) copyStream(ctx context.Context, from *copiedStream, consumers []keptConsumer, until time.Time, w io.Writer, progress func(messages, bytes int)) (done archived, err error) {
 	s, err := b.takeSnapshot(ctx, from.name, false)
 	if err != nil {
 		return done, err
@@ -280,7 +280,7 @@ func (b *Bus) copyStream(ctx context.Context, from *source, consumers []keptCons
 }
 
 // restoredConfig is the configuration of the copy of a stream.
-func restoredConfig(config map[string]json.RawMessage, from *source) (json.RawMessage, error) {
+func restoredConfig(config map[string]json.RawMessage, from *copiedStream) (json.RawMessage, error) {
 	metadata := make(map[string]string)
 	if text, ok := config["metadata"]; ok {
 		if err := json.Unmarshal(text, &metadata); err != nil {

@@ -163,7 +163,7 @@ func (m *backupMaker) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	order := func(s *source) int {
+	order := func(s *copiedStream) int {
 		switch {
 		case slices.Contains(bookkeeping, s.name):
 			return 0
@@ -175,8 +175,8 @@ func (m *backupMaker) run(ctx context.Context) error {
 			return 3
 		}
 	}
-	slices.SortStableFunc(sources, func(a, b *source) int { return order(a) - order(b) })
-	first := slices.IndexFunc(sources, func(s *source) bool { return order(s) > 0 })
+	slices.SortStableFunc(sources, func(a, b *copiedStream) int { return order(a) - order(b) })
+	first := slices.IndexFunc(sources, func(s *copiedStream) bool { return order(s) > 0 })
 	if first < 0 {
 		first = len(sources)
 	}
@@ -219,7 +219,7 @@ func (m *backupMaker) finish() error {
 }
 
 // sources lists what is copied: every stream on a disk.
-func (b *Bus) sources(ctx context.Context, replicas int) (all []*source, err error) {
+func (b *Bus) sources(ctx context.Context, replicas int) (all []*copiedStream, err error) {
 	inv, err := b.listStreams(ctx)
 	if err != nil {
 		return nil, err
@@ -229,7 +229,7 @@ func (b *Bus) sources(ctx context.Context, replicas int) (all []*source, err err
 		if info.Config.Storage == natsjs.MemoryStorage {
 			continue
 		}
-		all = append(all, &source{
+		all = append(all, &copiedStream{
 			name: name, info: info, replicas: replicas,
 			// a newer message may remove an older one
 			grows: strings.HasPrefix(name, "KV_") || info.Config.MaxMsgsPerSubject > 0 || info.Config.Retention != natsjs.LimitsPolicy || info.Config.AllowMsgSchedules,
@@ -240,7 +240,7 @@ func (b *Bus) sources(ctx context.Context, replicas int) (all []*source, err err
 
 // positions copies the notes about groups, and reads what all consumers have settled, until no
 // group was moved meanwhile.
-func (m *backupMaker) positions(ctx context.Context, all, notes []*source) (map[string][]keptConsumer, []backedUp, error) {
+func (m *backupMaker) positions(ctx context.Context, all, notes []*copiedStream) (map[string][]keptConsumer, []backedUp, error) {
 	for range positionTries {
 		var done []backedUp
 		moved := uint64(0)
@@ -280,7 +280,7 @@ func (m *backupMaker) positions(ctx context.Context, all, notes []*source) (map[
 }
 
 // stream copies a stream into an entry.
-func (m *backupMaker) stream(ctx context.Context, s *source, consumers []keptConsumer, until time.Time) (backedUp, error) {
+func (m *backupMaker) stream(ctx context.Context, s *copiedStream, consumers []keptConsumer, until time.Time) (backedUp, error) {
 	for try := 1; ; try++ {
 		var done archived
 		began := m.messages

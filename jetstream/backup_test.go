@@ -505,7 +505,7 @@ func TestCopyOfAnEmptyBucket(t *testing.T) {
 		t.Fatal(err)
 	}
 	var file bytes.Buffer
-	done, err := b.copyStream(t.Context(), &source{name: stream, info: info, grows: true}, nil, time.Time{}, &file, func(int, int) {})
+	done, err := b.copyStream(t.Context(), &copiedStream{name: stream, info: info, grows: true}, nil, time.Time{}, &file, func(int, int) {})
 	if err != nil || done.messages != 1 {
 		t.Fatalf("%d messages were copied: %v", done.messages, err)
 	}

@@ -35,7 +35,7 @@ func TestCompactionLosesNothing(t *testing.T) {
 		t.Run(strconv.Itoa(servers)+" servers", func(t *testing.T) {
 			t.Parallel()
 			c := startProcesses(t, servers)
-			k := &keeper{servers: c, truth: make(map[string]*keyTruth)}
+			k := &keyWriter{servers: c, truth: make(map[string]*keyTruth)}
 			for range 2 {
 				k.hubs = append(k.hubs, openRemote(t, Config{URL: c.urls(), Replicas: servers, Topics: compactedRules}))
 			}
@@ -44,8 +44,8 @@ func TestCompactionLosesNothing(t *testing.T) {
 	}
 }
 
-// keeper writes keys, disturbs servers, and knows what must be there.
-type keeper struct {
+// keyWriter writes keys, disturbs servers, and knows what must be there.
+type keyWriter struct {
 	servers *natsProcesses
 	hubs    []*Bus
 	topic   *topicInfo
@@ -63,7 +63,7 @@ type keyTruth struct {
 	open map[string]bool
 }
 
-func (k *keeper) run(t *testing.T) {
+func (k *keyWriter) run(t *testing.T) {
 	t.Helper()
 	var err error
 	if k.topic, err = k.hubs[0].topic(t.Context(), compactionTopic, ""); err != nil {
@@ -86,7 +86,7 @@ func (k *keeper) run(t *testing.T) {
 	t.Logf("%d events were confirmed in %d rounds; %d keys, of which %d are gone", confirmed, k.count, len(k.truth), k.gone())
 }
 
-func (k *keeper) gone() (n int) {
+func (k *keyWriter) gone() (n int) {
 	for _, w := range k.truth {
 		if w.payload == "" {
 			n++
@@ -98,7 +98,7 @@ func (k *keeper) gone() (n int) {
 // write has all writers write until f has returned, and says how many events were confirmed. Half
 // of the writers give ids, and repeat what was left without an answer until it has one; the other
 // half, and native ones, go on with the next event.
-func (k *keeper) write(t *testing.T, f func()) (confirmed int) {
+func (k *keyWriter) write(t *testing.T, f func()) (confirmed int) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	var writers sync.WaitGroup
@@ -119,7 +119,7 @@ func (k *keeper) write(t *testing.T, f func()) (confirmed int) {
 }
 
 // writer writes its own keys, one event at a time.
-func (k *keeper) writer(ctx context.Context, w int) (confirmed int) {
+func (k *keyWriter) writer(ctx context.Context, w int) (confirmed int) {
 	random := rand.New(rand.NewPCG(uint64(k.count), uint64(w)))
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -152,7 +152,7 @@ func (k *keeper) writer(ctx context.Context, w int) (confirmed int) {
 }
 
 // publish goes through a hub, and of the last writer natively.
-func (k *keeper) publish(ctx context.Context, w int, key, payload, id string) (uint64, error) {
+func (k *keyWriter) publish(ctx context.Context, w int, key, payload, id string) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if w == compactionWriters-1 {
@@ -171,21 +171,21 @@ func (k *keeper) publish(ctx context.Context, w int, key, payload, id string) (u
 	return r.Sequence, err
 }
 
-func (k *keeper) of(key string) *keyTruth {
+func (k *keyWriter) of(key string) *keyTruth {
 	if k.truth[key] == nil {
 		k.truth[key] = &keyTruth{open: make(map[string]bool)}
 	}
 	return k.truth[key]
 }
 
-func (k *keeper) confirm(key, payload string, seq uint64) {
+func (k *keyWriter) confirm(key, payload string, seq uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	w := k.of(key)
 	w.seq, w.payload = seq, payload
 }
 
-func (k *keeper) unanswered(key, payload string) {
+func (k *keyWriter) unanswered(key, payload string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.of(key).open[payload] = true
@@ -193,7 +193,7 @@ func (k *keeper) unanswered(key, payload string) {
 
 // disturb kills a server, restarts another in good order, and makes both leaders change, all while
 // writers write.
-func (k *keeper) disturb(t *testing.T, streams []string) {
+func (k *keyWriter) disturb(t *testing.T, streams []string) {
 	t.Helper()
 	nodes := k.servers.nodes
 	n := len(nodes)
@@ -223,7 +223,7 @@ func (k *keeper) disturb(t *testing.T, streams []string) {
 }
 
 // await waits until so many events more are in the topic's stream.
-func (k *keeper) await(t *testing.T, n uint64) {
+func (k *keyWriter) await(t *testing.T, n uint64) {
 	t.Helper()
 	from := uint64(0)
 	k.servers.until("writers go on", func(ctx context.Context) bool {
@@ -240,7 +240,7 @@ func (k *keeper) await(t *testing.T, n uint64) {
 
 // settle waits until the bucket has all that the topic's stream has: each key's newest sequence is
 // the same in both.
-func (k *keeper) settle(t *testing.T) {
+func (k *keyWriter) settle(t *testing.T) {
 	t.Helper()
 	for key := range k.truth {
 		var want, got *storedMsg
@@ -259,7 +259,7 @@ func (k *keeper) settle(t *testing.T) {
 }
 
 // check compares all reads with the truth.
-func (k *keeper) check(t *testing.T, when string) {
+func (k *keyWriter) check(t *testing.T, when string) {
 	t.Helper()
 	keys := slices.Collect(maps.Keys(k.truth))
 	var wrong error
@@ -275,7 +275,7 @@ func (k *keeper) check(t *testing.T, when string) {
 }
 
 // read reads the keys in all ways, and says what is wrong.
-func (k *keeper) read(ctx context.Context, keys []string) error {
+func (k *keyWriter) read(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	many, err := k.hubs[1].Keys(compactionTopic).GetMany(ctx, keys)
@@ -311,7 +311,7 @@ func sameEvent(a, b *Event) bool {
 }
 
 // judge says what is wrong with what was read.
-func (k *keeper) judge(read map[string]*Event) error {
+func (k *keyWriter) judge(read map[string]*Event) error {
 	for key, w := range k.truth {
 		e := read[key]
 		switch {
@@ -333,7 +333,7 @@ func (k *keeper) judge(read map[string]*Event) error {
 }
 
 // expire shortens the topic's retention until the stream is empty, and restores it.
-func (k *keeper) expire(t *testing.T) {
+func (k *keyWriter) expire(t *testing.T) {
 	t.Helper()
 	k.setAge(t, 100*time.Millisecond)
 	k.servers.until("the topic's stream is empty", func(ctx context.Context) bool {
@@ -343,7 +343,7 @@ func (k *keeper) expire(t *testing.T) {
 	k.setAge(t, time.Hour)
 }
 
-func (k *keeper) setAge(t *testing.T, age time.Duration) {
+func (k *keyWriter) setAge(t *testing.T, age time.Duration) {
 	t.Helper()
 	k.servers.until("the retention changes", func(ctx context.Context) bool {
 		info, err := k.servers.info(ctx, k.topic.stream.name)
@@ -361,7 +361,7 @@ func (k *keeper) setAge(t *testing.T, age time.Duration) {
 }
 
 // killAll kills all servers at once and starts them again.
-func (k *keeper) killAll(t *testing.T, streams []string) {
+func (k *keyWriter) killAll(t *testing.T, streams []string) {
 	t.Helper()
 	for _, s := range k.servers.nodes {
 		s.Kill()

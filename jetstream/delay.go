@@ -33,8 +33,8 @@ func (b *Bus) noteDelay(d *Delivery, delay time.Duration) {
 	_ = d.m.sub.link.ask(msg, b.clock.now(), askerFunc(func(*nats.Msg, error) {}))
 }
 
-// delayed returns the keys of the events that still wait.
-func delayed(ctx context.Context, js natsjs.JetStream) (map[string]bool, error) {
+// readDelays returns the keys of the events that still wait.
+func readDelays(ctx context.Context, js natsjs.JetStream) (map[string]bool, error) {
 	kv, err := js.KeyValue(ctx, delaysBucket)
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ type forwarded struct {
 }
 
 // forward has other hubs settle the leases that they hold, and fills in errs.
-func (h *handles) forward(ctx context.Context, handles []Handle, away map[string][]int, what Settlement, errs []error) {
+func (h *handleTable) forward(ctx context.Context, handles []Handle, away map[string][]int, what Settlement, errs []error) {
 	ctx, cancel := context.WithTimeout(ctx, forwardTotal)
 	defer cancel()
 	hubs := slices.Collect(maps.Keys(away))
@@ -64,7 +64,7 @@ func (h *handles) forward(ctx context.Context, handles []Handle, away map[string
 }
 
 // ask has one other hub settle leases. The answer has a byte for each.
-func (h *handles) ask(ctx context.Context, hub string, handles []Handle, which []int, what Settlement) ([]byte, error) {
+func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, which []int, what Settlement) ([]byte, error) {
 	b := h.bus
 	if !b.forwards.Enter(ctx, hub, forwardsWaiting, func() { b.obs.LimitReached("forwards") }) {
 		return nil, ErrHubSilent
@@ -101,7 +101,7 @@ func (h *handles) ask(ctx context.Context, hub string, handles []Handle, which [
 }
 
 // listen takes what other hubs forward, over all connections: one of them may be cut.
-func (h *handles) listen() error {
+func (h *handleTable) listen() error {
 	for _, l := range h.bus.links {
 		if _, err := l.nc.QueueSubscribe(hubInbox+h.hub, "hub", h.bus.surviving("settlement of another hub", h.receive)); err != nil {
 			return err
@@ -118,7 +118,7 @@ func (b *Bus) surviving(name string, answer nats.MsgHandler) nats.MsgHandler {
 
 // receive settles what another hub forwards. It does not block. A request that it cannot trust gets
 // no answer.
-func (h *handles) receive(m *nats.Msg) {
+func (h *handleTable) receive(m *nats.Msg) {
 	if len(m.Data) < 4+handleMAC || m.Reply == "" {
 		return
 	}

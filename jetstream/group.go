@@ -32,14 +32,14 @@ type group struct {
 	next     string // the subject to pull from
 	info     string // the subject that asks about the consumer
 	created  time.Time
-	ttl      atomic.Int64 // a time.Duration; 0: it stays
-	memory   bool         // it dies with its server
-	maker    string       // the client that made it, "" for none
-	slots    int          // of an ordered group; 0: it is not one
-	ordering *ordering    // of an ordered group
-	first    uint64       // the first event that it is given at all
-	past     past         // what is known of events from generations before
-	paths    []path       // to the consumer, one for each connection of the pool
+	ttl      atomic.Int64  // a time.Duration; 0: it stays
+	memory   bool          // it dies with its server
+	maker    string        // the client that made it, "" for none
+	slots    int           // of an ordered group; 0: it is not one
+	ordering *orderedGroup // of an ordered group
+	first    uint64        // the first event that it is given at all
+	past     past          // what is known of events from generations before
+	paths    []path        // to the consumer, one for each connection of the pool
 
 	arriving atomic.Int64 // events that arrived and are not held yet; raised with mu held
 	// it was made in place of one that is gone; taken by the member that tells
@@ -121,7 +121,7 @@ func (b *Bus) share(g *group) *group {
 	g.users, g.members = 1, make(map[*Subscription]struct{})
 	b.resting.wake(g)
 	if g.slots > 0 && g.ordering == nil {
-		g.ordering = newOrdering(g)
+		g.ordering = newOrderedGroup(g)
 	}
 	b.groups[g.key()] = g
 	return g

@@ -138,7 +138,7 @@ func (b *Bus) listenOrders() error {
 }
 
 // signed has the key of the hubs sign a request.
-func (h *handles) signed(body []byte) []byte {
+func (h *handleTable) signed(body []byte) []byte {
 	id, key := h.keys.newest()
 	msg := binary.BigEndian.AppendUint32(nil, id)
 	return append(append(msg, macOf(key, body)...), body...)
@@ -146,7 +146,7 @@ func (h *handles) signed(body []byte) []byte {
 
 // checked returns the body of a signed request, or nil. It does not block: an unknown key is read
 // soon, and the request may be repeated.
-func (h *handles) checked(data []byte) []byte {
+func (h *handleTable) checked(data []byte) []byte {
 	if len(data) < 4+handleMAC {
 		return nil
 	}
@@ -196,7 +196,7 @@ func (b *Bus) welcome(l *link, m *nats.Msg) {
 	}
 }
 
-func (o *ordering) welcome(l *link, hello *guestHello) guestWelcome {
+func (o *orderedGroup) welcome(l *link, hello *guestHello) guestWelcome {
 	o.mu.Lock()
 	var before *guest
 	if o.own != nil {

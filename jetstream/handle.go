@@ -119,16 +119,16 @@ func macOf(key, body []byte) []byte {
 	return m.Sum(nil)[:handleMAC]
 }
 
-// handles are the leases of this hub that have handles, and the keys that sign them.
-type handles struct {
+// handleTable holds the leases of this hub that have handles, and the keys that sign them.
+type handleTable struct {
 	bus    *Bus
 	hub    string // its name for other hubs
 	keys   *handleKeys
 	leases leaseTable
 }
 
-func newHandles(b *Bus) *handles {
-	h := &handles{bus: b, hub: strings.TrimPrefix(nats.NewInbox(), hubInbox)}
+func newHandleTable(b *Bus) *handleTable {
+	h := &handleTable{bus: b, hub: strings.TrimPrefix(nats.NewInbox(), hubInbox)}
 	h.keys = &handleKeys{bus: b, known: make(map[uint32][]byte)}
 	h.leases.live = make(map[uint64]*Delivery)
 	h.leases.settled = make(map[uint64]SettleOp)
@@ -136,7 +136,7 @@ func newHandles(b *Bus) *handles {
 }
 
 // sign makes the text of a handle. Neither name can hold a NUL.
-func (h *handles) sign(topic, group string, lease uint64) string {
+func (h *handleTable) sign(topic, group string, lease uint64) string {
 	id, key := h.keys.newest()
 	b := make([]byte, 0, handleFixed+len(topic)+1+len(group)+handleMAC)
 	b = append(b, handleVersion)

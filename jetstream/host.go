@@ -17,7 +17,7 @@ import (
 
 // host is the session of this hub with the hub that owns a group: see guest.go.
 type host struct {
-	o    *ordering
+	o    *orderedGroup
 	link *link
 	data string // the subject for what the owner sends
 	to   string // the subject for what is said to it
@@ -52,7 +52,7 @@ const lendMost = 128 << 20
 
 // visit has the members of this hub served by the owner of the group, for as long as that goes.
 // ended says that there was a session.
-func (o *ordering) visit(e *ownership) (ended bool, err error) {
+func (o *orderedGroup) visit(e *ownership) (ended bool, err error) {
 	b := o.bus
 	ctx, cancel := context.WithTimeout(b.ctx, forwardWait)
 	defer cancel()
@@ -102,7 +102,7 @@ func (o *ordering) visit(e *ownership) (ended bool, err error) {
 
 // askFor asks the hub of an entry for a session. It stops waiting once the entry has changed: a hub
 // that shuts down may take the question and not answer.
-func (o *ordering) askFor(ctx context.Context, l *link, e *ownership, hello []byte) (*nats.Msg, error) {
+func (o *orderedGroup) askFor(ctx context.Context, l *link, e *ownership, hello []byte) (*nats.Msg, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	o.mu.Lock()

@@ -84,14 +84,14 @@ type Bus struct {
 	// places of redrives, bytes put back by client, and who puts back now
 	redrives      *quota.Places
 	letterBook    *letterBook
-	handles       *handles
+	handles       *handleTable
 	forwards      *quota.Places
 	putBackShares *quota.Set
 	puttingBack   chan struct{}
 	backups       backups
 
 	headrooms *headrooms
-	topics    topics
+	topics    topicTable
 	newTopics *ration
 	newGroups *ration
 	makers    *makers
@@ -158,7 +158,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
-		topics:  topics{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
+		topics:  topicTable{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
 	b.newTopics = newRation(b, "topics_per_client", "topics", b.limits.TopicsPerClient)
 	b.newGroups = newRation(b, "groups_per_client", "groups", b.limits.GroupsPerClient)
@@ -169,7 +169,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
 	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
 	b.letterBook = newLetterBook()
-	b.handles, b.forwards = newHandles(b), newForwards()
+	b.handles, b.forwards = newHandleTable(b), newForwards()
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)

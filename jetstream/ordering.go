@@ -78,9 +78,9 @@ type borrower interface {
 	assigned(slots []int, epoch uint64)
 }
 
-// ordering is an ordered group on this hub: the places of its subscriptions, and the owner of the
-// group, if this hub is it, or the way to the hub that is.
-type ordering struct {
+// orderedGroup is an ordered group on this hub: the places of its subscriptions, and the owner of
+// the group, if this hub is it, or the way to the hub that is.
+type orderedGroup struct {
 	bus   *Bus
 	group *group
 	key   string        // of its entry in the bucket
@@ -96,8 +96,8 @@ type ordering struct {
 	unask   context.CancelFunc
 }
 
-func newOrdering(g *group) *ordering {
-	return &ordering{
+func newOrderedGroup(g *group) *orderedGroup {
+	return &orderedGroup{
 		bus: g.bus, group: g, key: ownerKey(g), wake: make(chan struct{}, 1), seats: make(map[string]*spot),
 	}
 }
@@ -109,7 +109,7 @@ func ownerKey(g *group) string {
 }
 
 // kick has the ordering look at what has changed.
-func (o *ordering) kick() {
+func (o *orderedGroup) kick() {
 	select {
 	case o.wake <- struct{}{}:
 	default:
@@ -117,7 +117,7 @@ func (o *ordering) kick() {
 }
 
 // enter adds a place of this hub.
-func (o *ordering) enter(p *spot) {
+func (o *orderedGroup) enter(p *spot) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.seats[p.id] = p
@@ -134,7 +134,7 @@ func (o *ordering) enter(p *spot) {
 }
 
 // change changes a place of this hub: it is opened or closed, or wants more events.
-func (o *ordering) change(p *spot, open bool, more int) {
+func (o *orderedGroup) change(p *spot, open bool, more int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.seats[p.id] != p {
@@ -159,7 +159,7 @@ func (o *ordering) change(p *spot, open bool, more int) {
 }
 
 // entryChanged takes the entry of the group. Another hub may own the group by now.
-func (o *ordering) entryChanged(value []byte, revision uint64) {
+func (o *orderedGroup) entryChanged(value []byte, revision uint64) {
 	o.mu.Lock()
 	o.changed = max(o.changed, revision)
 	if o.asked > 0 && o.asked < o.changed {
@@ -178,7 +178,7 @@ func (o *ordering) entryChanged(value []byte, revision uint64) {
 }
 
 // leave removes a place that holds nothing any more.
-func (o *ordering) leave(p *spot) {
+func (o *orderedGroup) leave(p *spot) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.seats[p.id] != p {
@@ -195,7 +195,7 @@ func (o *ordering) leave(p *spot) {
 }
 
 // occupied reports whether the group has members on this hub. If not, the ordering ends.
-func (o *ordering) occupied() bool {
+func (o *orderedGroup) occupied() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.seats) > 0 {
@@ -207,7 +207,7 @@ func (o *ordering) occupied() bool {
 }
 
 // run owns the group, or has its members served by the hub that does, while it has members here.
-func (o *ordering) run() {
+func (o *orderedGroup) run() {
 	defer o.bus.unshare(o.group, nil)
 	for o.occupied() {
 		pause, err := o.turn()
@@ -225,7 +225,7 @@ func (o *ordering) run() {
 }
 
 // rest waits for a time, or until something has changed.
-func (o *ordering) rest(most time.Duration) {
+func (o *orderedGroup) rest(most time.Duration) {
 	t := time.NewTimer(most)
 	defer t.Stop()
 	select {
@@ -236,7 +236,7 @@ func (o *ordering) rest(most time.Duration) {
 }
 
 // turn looks who owns the group, and becomes its owner or a guest of it for as long as that goes.
-func (o *ordering) turn() (pause time.Duration, err error) {
+func (o *orderedGroup) turn() (pause time.Duration, err error) {
 	if o.bus.ctx.Err() != nil {
 		return 10 * time.Millisecond, nil // the members leave
 	}
@@ -286,7 +286,7 @@ func (b *Bus) stopOrderings(ctx context.Context) {
 	}
 	done := make(chan struct{})
 	b.orderingsEnd.Store(true)
-	b.owners.eachGroup((*ordering).kick)
+	b.owners.eachGroup((*orderedGroup).kick)
 	go func() {
 		b.orderings.Wait()
 		close(done)
@@ -300,9 +300,9 @@ func (b *Bus) stopOrderings(ctx context.Context) {
 }
 
 // eachGroup calls f for the ordered groups of this hub, without holding the lock.
-func (w *owners) eachGroup(f func(*ordering)) {
+func (w *owners) eachGroup(f func(*orderedGroup)) {
 	w.mu.Lock()
-	all := make([]*ordering, 0, len(w.groups))
+	all := make([]*orderedGroup, 0, len(w.groups))
 	for _, o := range w.groups {
 		all = append(all, o)
 	}

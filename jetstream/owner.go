@@ -63,7 +63,7 @@ const mainPlace = 1 << 62
 // The order of a key rests on this: nothing is lent before all that the server waits for is here
 // (gather), and what leaves the owner's hands unsettled keeps its key until it is here again.
 type owner struct {
-	o     *ordering
+	o     *orderedGroup
 	bus   *Bus
 	group *group
 	entry ownership
@@ -113,7 +113,7 @@ type owner struct {
 	epoch uint64
 }
 
-func newOwner(o *ordering, e ownership) *owner {
+func newOwner(o *orderedGroup, e ownership) *owner {
 	w := &owner{o: o, bus: o.bus, group: o.group, entry: e, guests: make(map[string]*guest), overdue: make(map[uint64]int64), members: true, written: o.bus.clock.now(), epoch: e.revision << epochBits}
 	w.locks = ordered.New[*Delivery](o.group.slots)
 	return w

@@ -248,7 +248,7 @@ func TestPurgedEventsCostNoCredit(t *testing.T) {
 // that are missing: one of the same key would be lent too early.
 func TestNewEventsAreNoneOfThoseThatAreMissing(t *testing.T) {
 	t.Parallel()
-	w := &owner{o: &ordering{}, locks: ordered.New[*Delivery](1)}
+	w := &owner{o: &orderedGroup{}, locks: ordered.New[*Delivery](1)}
 	for _, seq := range []uint64{3, 5, 6} {
 		w.locks.Arrive(mainPlace|seq, "a", &Delivery{})
 	}
@@ -266,7 +266,7 @@ func TestNewEventsAreNoneOfThoseThatAreMissing(t *testing.T) {
 // would end its hold of the key, and of the slot.
 func TestAPlaceLeavesWhatIsOnItsWay(t *testing.T) {
 	t.Parallel()
-	w := &owner{o: &ordering{}, locks: ordered.New[*Delivery](1)}
+	w := &owner{o: &orderedGroup{}, locks: ordered.New[*Delivery](1)}
 	p := &spot{id: "m", open: true, credit: 1}
 	w.seats = []*spot{p}
 	w.locks.SetMembers([]string{p.id})

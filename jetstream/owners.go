@@ -54,11 +54,11 @@ type owners struct {
 	renewing sync.Mutex
 
 	mu      sync.Mutex
-	hubs    map[string]renewal   // bounded by the hubs of the last hour
-	groups  map[string]*ordering // those of this hub, by the key of their entry
-	owned   int                  // groups that this hub owns
-	renewed int64                // when the last renewal that came through was sent; 0: none
-	started int64                // when this hub began to follow
+	hubs    map[string]renewal       // bounded by the hubs of the last hour
+	groups  map[string]*orderedGroup // those of this hub, by the key of their entry
+	owned   int                      // groups that this hub owns
+	renewed int64                    // when the last renewal that came through was sent; 0: none
+	started int64                    // when this hub began to follow
 }
 
 func openOwners(ctx context.Context, b *Bus) (*owners, error) {
@@ -66,7 +66,7 @@ func openOwners(ctx context.Context, b *Bus) (*owners, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &owners{bus: b, kv: kv, hubs: make(map[string]renewal), groups: make(map[string]*ordering)}, nil
+	return &owners{bus: b, kv: kv, hubs: make(map[string]renewal), groups: make(map[string]*orderedGroup)}, nil
 }
 
 // lease is how long a lease lasts.
@@ -84,13 +84,13 @@ func (w *owners) begin() {
 }
 
 // add has a group told when its entry changes, or the lease of a hub ends.
-func (w *owners) add(o *ordering) {
+func (w *owners) add(o *orderedGroup) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.groups[o.key] = o
 }
 
-func (w *owners) remove(o *ordering) {
+func (w *owners) remove(o *orderedGroup) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.groups[o.key] == o {

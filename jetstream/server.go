@@ -94,7 +94,7 @@ func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 	ctx, cancel := context.WithTimeout(ctx, oldLeasesWait)
 	defer cancel()
 	nc := js.Conn()
-	delayed, err := delayed(ctx, js)
+	delayed, err := readDelays(ctx, js)
 	if err != nil {
 		return err
 	}

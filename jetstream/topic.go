@@ -73,8 +73,8 @@ func (t *topicInfo) subjectFor(key string) string {
 	return "keyed." + keyToken(key) + t.keyed
 }
 
-// topics are the topics that this hub knows.
-type topics struct {
+// topicTable holds the topics that this hub knows.
+type topicTable struct {
 	mu      sync.RWMutex
 	byName  map[string]*topicInfo
 	streams map[string]*stream
@@ -86,7 +86,7 @@ type topics struct {
 // keep remembers a topic. There are at most twice limit: those with a stream of their own are
 // counted when they are made, and one of a family makes room for another, for it costs nothing to
 // look up again. mu is held.
-func (k *topics) keep(t *topicInfo, limit int) {
+func (k *topicTable) keep(t *topicInfo, limit int) {
 	if len(k.byName) >= 2*limit {
 		for name, old := range k.byName {
 			if old.stream.family {
@@ -103,7 +103,7 @@ func (k *topics) keep(t *topicInfo, limit int) {
 // its own.
 const settleGone = 500 * time.Millisecond
 
-// maxGone bounds topics.gone.
+// maxGone bounds topicTable.gone.
 const maxGone = 1_000
 
 // awaitGone waits until a stream that was deleted a moment ago may be made again.
@@ -410,7 +410,7 @@ func (b *Bus) forgetBucket(t *topicInfo) {
 }
 
 // missing notes that a stream was found missing; mu is held.
-func (k *topics) missing(stream string, now int64) {
+func (k *topicTable) missing(stream string, now int64) {
 	if len(k.gone) >= maxGone {
 		clear(k.gone)
 	}
