@@ -206,65 +206,6 @@ func TestSubjectsOfSentences(t *testing.T) {
 	}
 }
 
-var quoted = regexp.MustCompile("`([^`]+)`")
-
-// mapped returns the files, folders and patterns of files that the map in ARCHITECTURE.md names, by
-// their paths from the root. A bare name is in the folder of its section, or of the name before it.
-func mapped(t *testing.T) (names []string) {
-	t.Helper()
-	page := textFiles(t, ".md")["ARCHITECTURE.md"]
-	_, rest, found := strings.Cut(page, "\n## Where to find what\n")
-	text, _, ended := strings.Cut(rest, "\n## ")
-	if !found || !ended {
-		t.Fatal("ARCHITECTURE.md has no section \"Where to find what\"")
-	}
-	section := ""
-	for line := range strings.Lines(text) {
-		if m := heading.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
-			section = m[1] + "/"
-			if m[1] == "The rest" {
-				section = ""
-			}
-		}
-		if cells := strings.Split(line, "|"); len(cells) > 2 {
-			folder := section
-			for _, m := range quoted.FindAllStringSubmatch(cells[1], -1) {
-				name := m[1]
-				if section != "" || !strings.Contains(name, "/") {
-					name = folder + name
-				}
-				if section == "" {
-					folder = name[:strings.LastIndex(name, "/")+1]
-				}
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}
-
-// TestMapOfFiles checks that the map in ARCHITECTURE.md names each Go file that is no test, or its
-// folder, and nothing that does not exist.
-func TestMapOfFiles(t *testing.T) {
-	names := mapped(t)
-	for _, name := range names {
-		if found, err := filepath.Glob(filepath.Join(root, name)); err != nil || len(found) == 0 {
-			t.Errorf("ARCHITECTURE.md names %s, which does not exist (%v)", name, err)
-		}
-	}
-	for file := range textFiles(t, ".go") {
-		if strings.HasSuffix(file, "_test.go") {
-			continue
-		}
-		if !slices.ContainsFunc(names, func(name string) bool {
-			same, _ := filepath.Match(name, file) // Glob accepted the name above
-			return same || strings.HasSuffix(name, "/") && strings.HasPrefix(file, name)
-		}) {
-			t.Errorf("the map in ARCHITECTURE.md (\"Where to find what\") does not name %s: add the file, or extend the row of a similar one", file)
-		}
-	}
-}
-
 // TestStories checks that the table of stories names each example function and each example
 // program, and nothing that does not exist.
 func TestStories(t *testing.T) {
