@@ -148,7 +148,8 @@ type Subscription struct {
 
 	// control orders SUBSCRIBE, PAUSE, RESUME and UNSUBSCRIBE; acking orders ACK before
 	// UNSUBSCRIBE. Both are taken before mu, and never by what a connection calls.
-	control, acking sync.Mutex
+	control sync.Mutex
+	acking  sync.Mutex
 
 	mu       sync.Mutex
 	accepted bool
