@@ -409,7 +409,7 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 	default:
 		return false
 	}
-	if b.closing.Load() || strings.HasPrefix(topic, dlqPrefix) { // letters have none of their own
+	if b.closing() || strings.HasPrefix(topic, dlqPrefix) { // letters have none of their own
 		<-r.letters
 		return false
 	}

@@ -322,7 +322,7 @@ func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, heade
 // passing failure: a reader's own error, one that a client may be told, or one of final. reached
 // says how far it came.
 func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
-	if b.closing.Load() {
+	if b.closing() {
 		return ErrClosed
 	}
 	ctx, cancel := context.WithCancel(ctx)

@@ -92,7 +92,10 @@ func (k *handleKeys) readSoonLocked() *keyReading {
 	r := &keyReading{done: make(chan struct{})}
 	k.next = r
 	after := max(handleKeysRetry-time.Since(k.tried), 0)
-	k.bus.wg.Go(func() { k.readAgain(r, after) })
+	if !k.bus.start(func() { k.readAgain(r, after) }) {
+		k.next, r.err = nil, ErrClosed
+		close(r.done)
+	}
 	return r
 }
 

@@ -271,7 +271,7 @@ func (h *headrooms) begin() {
 	if share > 0 {
 		h.stored = quota.New(float64(share)/storedAge.Seconds(), share, h.bus.limits.Topics, nil)
 	}
-	h.bus.background(h.watch)
+	h.bus.start(h.watch)
 }
 
 // StorageLow reports whether clients store nothing now, because the files or the memory of NATS

@@ -195,9 +195,8 @@ func (h *Holder) release(b *Bus) {
 	if h.waking || len(h.waiting) == 0 {
 		return
 	}
-	h.waking = true
 	pause := time.Duration(len(h.waiting)) * wakePause
-	b.wg.Go(func() { h.wake(b, pause) }) // not here: the caller holds the lock of a subscription
+	h.waking = b.start(func() { h.wake(b, pause) }) // not here: the caller holds the lock of a subscription
 }
 
 // wake wakes all that wait, after a pause.

@@ -43,7 +43,7 @@ func (b *Bus) listStreams(ctx context.Context) (*inventory, error) {
 	for info := range list.Info() {
 		inv.add(info)
 	}
-	if b.closing.Load() {
+	if b.closing() {
 		return nil, ErrClosed
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {

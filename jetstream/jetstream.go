@@ -53,6 +53,8 @@ var minServer = [2]int{2, 11}
 // Bus is the event bus. Open returns one. Its methods may be called concurrently, but a handler
 // must not call Close.
 type Bus struct {
+	lifecycle
+
 	cfg    Config
 	limits Limits
 	rules  []TopicRule
@@ -122,11 +124,7 @@ type Bus struct {
 	soon      soon
 	probed    atomic.Int64 // when the paths were last asked, in the clock of the bus
 
-	closing atomic.Bool
-	closed  sync.Once
-	ctx     context.Context // ends when Close begins
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup // every goroutine of the bus
+	closed sync.Once
 }
 
 // Open connects to NATS, and checks that the server has what the bus needs. The end of ctx ends
@@ -177,7 +175,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
-	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	b.lifecycle.begin(ctx)
 	return b, nil
 }
 
@@ -232,24 +230,24 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.publisher = b.newPublisher("")
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.lastTick.Store(b.clock.now())
-	b.background(b.watchStalls)
-	b.background(b.askAgain)
-	b.background(b.generations.follow)
+	b.start(b.watchStalls)
+	b.start(b.askAgain)
+	b.start(b.generations.follow)
 	b.owners.begin()
-	b.background(b.sweepGroups)
-	b.background(b.lookAfterBuckets)
+	b.start(b.sweepGroups)
+	b.start(b.lookAfterBuckets)
 	b.probed.Store(b.clock.now())
-	b.background(b.probePaths)
-	b.background(b.watchGroups)
-	b.background(b.lookForStuck)
+	b.start(b.probePaths)
+	b.start(b.watchGroups)
+	b.start(b.lookForStuck)
 	if b.rejects() {
-		b.background(b.keepTopics)
+		b.start(b.keepTopics)
 	}
-	b.background(b.listings.tend)
+	b.start(b.listings.tend)
 	b.schedules.out = b.newPublisher("")
-	b.background(b.schedules.run)
+	b.start(b.schedules.run)
 	if s := b.cfg.Server; s != nil {
-		b.background(func() { s.Tend(b.ctx, b.serverRestarted, b.serverFailing) })
+		b.start(func() { s.Tend(b.ctx, b.serverRestarted, b.serverFailing) })
 	}
 	return nil
 }
@@ -321,15 +319,6 @@ func tooOld(version string) bool {
 	var major, minor int
 	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
 	return err != nil || major < minServer[0] || major == minServer[0] && minor < minServer[1]
-}
-
-// background runs f until the bus closes.
-func (b *Bus) background(f func()) {
-	b.wg.Add(1)
-	go func() {
-		defer b.wg.Done()
-		f()
-	}()
 }
 
 // watchStalls keeps the clock, and gives up everything that is held after the process stood still.
@@ -444,11 +433,7 @@ func (b *Bus) Close() error {
 		if b.dead != nil {
 			b.dead.stop(ctx) // they are published, so this comes before publishing ends
 		}
-		b.topics.mu.Lock()
-		b.closing.Store(true)
-		b.topics.mu.Unlock()
-		b.cancel()
-		b.wg.Wait()
+		b.lifecycle.end()
 		for _, l := range b.links {
 			l.drain(ctx)
 			l.nc.Close()
@@ -466,7 +451,7 @@ func (b *Bus) Close() error {
 // ends, and all streams of Config.Server can be written. The error about streams is a
 // *StorageError. Ready is for readiness probes, and its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
-	if b.closing.Load() {
+	if b.closing() {
 		return ErrClosed
 	}
 	if err := b.unstored.Load(); err != nil {

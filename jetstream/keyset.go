@@ -85,14 +85,12 @@ func (k *keySet) read() <-chan struct{} {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	b := k.bus
-	b.topics.mu.Lock()
-	defer b.topics.mu.Unlock()
-	if k.reading || b.closing.Load() {
+	if k.reading {
 		close(done)
 		return done
 	}
 	k.reading, k.readAt = true, b.clock.now()
-	b.wg.Go(func() { // Close waits
+	started := b.start(func() {
 		defer close(done)
 		prefix := k.topic.bucket.prefix
 		found := make(map[uint64]bool)
@@ -122,6 +120,10 @@ func (k *keySet) read() <-chan struct{} {
 			}
 		}
 	})
+	if !started {
+		k.reading = false
+		close(done)
+	}
 	return done
 }
 

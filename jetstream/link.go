@@ -315,7 +315,7 @@ func (l *link) lost(err error) {
 	for _, who := range asked {
 		who.answer(nil, errCut)
 	}
-	if l.bus.closing.Load() {
+	if l.bus.closing() {
 		return
 	}
 	l.bus.obs.Gauge(GaugeConnected, 0)

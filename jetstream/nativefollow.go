@@ -95,7 +95,7 @@ func newNativeMaps(b *Bus) *nativeMaps {
 // get returns a map that has all changes that this hub has made before the call, and those of which
 // it has got advisories.
 func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
-	if n.bus.closing.Load() {
+	if n.bus.closing() {
 		return nil, ErrClosed
 	}
 	n.begun.Store(true)
@@ -108,11 +108,12 @@ func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
 		n.next = &nativeReading{done: make(chan struct{})}
 	}
 	reading := n.next
-	if !n.running {
-		n.running = true
-		n.bus.background(n.run)
-	}
+	n.running = n.running || n.bus.start(n.run)
+	running := n.running
 	n.mu.Unlock()
+	if !running {
+		return nil, ErrClosed
+	}
 	select {
 	case <-reading.done:
 		return reading.found, reading.err

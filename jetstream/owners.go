@@ -79,8 +79,8 @@ func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
 // is gone need not wait when the first member of a group comes.
 func (w *owners) begin() {
 	w.started = w.bus.clock.now()
-	w.bus.background(w.follow)
-	w.bus.background(w.keep)
+	w.bus.start(w.follow)
+	w.bus.start(w.keep)
 }
 
 // add has a group told when its entry changes, or the lease of a hub ends.

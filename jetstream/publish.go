@@ -159,7 +159,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	if err != nil {
 		return err
 	}
-	if p.bus.closing.Load() {
+	if p.bus.closing() {
 		return ErrClosed
 	}
 	if err := opts.Validate(); err != nil {
@@ -457,18 +457,6 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 		})
 		return nil
 	}
-}
-
-// apart runs f, which does not block, in a goroutine of its own. Close waits for the goroutine,
-// unless Close has begun: then Publisher.Flush does.
-func (b *Bus) apart(f func()) {
-	b.topics.mu.Lock()
-	defer b.topics.mu.Unlock()
-	if b.closing.Load() {
-		go f()
-		return
-	}
-	b.wg.Go(f)
 }
 
 // confirmed turns the answer to a publish into a receipt or an *Error.

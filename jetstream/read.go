@@ -204,7 +204,7 @@ var errRangeEnded = errors.New("jetstream: a range was read")
 
 // run reads the range, and begins again where it was when it is cut off.
 func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) error {
-	if r.bus.closing.Load() {
+	if r.bus.closing() {
 		return ErrClosed
 	}
 	for failed := 0; ; {

@@ -56,7 +56,7 @@ func (r *returns) add(b *Bus, back returned, lost bool) {
 	}
 	if !r.busy {
 		r.busy = true
-		b.wg.Go(func() { r.run(b) })
+		b.apart(func() { r.run(b) })
 	}
 }
 

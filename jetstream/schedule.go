@@ -378,7 +378,7 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 	if err := validateID(id); err != nil {
 		return err
 	}
-	if b.closing.Load() {
+	if b.closing() {
 		return ErrClosed
 	}
 	if _, err := b.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {

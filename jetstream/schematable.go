@@ -180,20 +180,22 @@ func (t *schemaTable) open(ctx context.Context) error {
 // load follows the bucket from the first call on, and waits until all that was there is known. A
 // bus that needs no schemas has no bucket.
 func (t *schemaTable) load(ctx context.Context) error {
-	if t.bus.closing.Load() {
+	if t.bus.closing() {
 		return ErrClosed
 	}
 	t.follow.Do(func() {
-		t.bus.background(func() {
+		t.bus.start(func() {
 			t.bucket().follow(t.bus.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
 		})
-		t.bus.background(t.answer)
+		t.bus.start(t.answer)
 	})
 	ctx, cancel := context.WithTimeout(ctx, t.bus.cfg.openWait)
 	defer cancel()
 	select {
 	case <-t.full:
 		return nil
+	case <-t.bus.ctx.Done():
+		return ErrClosed
 	case <-ctx.Done():
 		return t.bus.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
 	}

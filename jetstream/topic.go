@@ -149,17 +149,15 @@ func (b *Bus) topic(ctx context.Context, name, client string) (*topicInfo, error
 		}
 		wait, busy := b.topics.making[name]
 		if !busy {
-			if b.closing.Load() {
+			if !b.enter() { // a server that stops while it makes a stream leaves half of one
 				b.topics.mu.Unlock()
 				return nil, ErrClosed
 			}
 			wait = make(chan struct{})
 			b.topics.making[name] = wait
-			// Close waits: a server that stops while it makes a stream leaves half of one
-			b.wg.Add(1)
 			b.topics.mu.Unlock()
 			t, err := b.makeTopic(ctx, name, client)
-			b.wg.Done()
+			b.leave()
 			b.topics.mu.Lock()
 			if err == nil {
 				b.topics.keep(t, b.limits.Topics)
@@ -453,7 +451,7 @@ func (b *Bus) unavailable(err error) error {
 	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
-	if b.closing.Load() {
+	if b.closing() {
 		return ErrClosed
 	}
 	return &Error{Code: CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}
