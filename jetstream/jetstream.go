@@ -38,7 +38,6 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
-	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/quota"
 )
 
@@ -53,25 +52,12 @@ var minServer = [2]int{2, 11}
 // Bus is the event bus. Open returns one. Its methods may be called concurrently, but a handler
 // must not call Close.
 type Bus struct {
-	lifecycle
-
-	cfg    Config
-	limits Limits
-	rules  []TopicRule
-	log    *slog.Logger
-	often  *pacedlog.Log // lines that clients or an outage can repeat
-	obs    Observer
-	tracer Tracer // nil: none
+	*core
 
 	// what keeps the server in this process from storing events; nil: nothing
 	unstored     atomic.Pointer[StorageError]
-	links        []*link
 	firstLetters firstLetters
 	lagEvents    lagEvents
-	js           manager // over links[0]; for what is not hot
-	api          string  // prefix of the JetStream API subjects
-	maxPayload   int
-	clock        *clock
 	generations  *generations
 	owners       *owners
 	schemas      *schemaTable
@@ -104,7 +90,6 @@ type Bus struct {
 	keyLooks   *quota.Set    // look-ups of keys that would be refused, by client
 	reserved   reservations  // topics that were counted before they are made
 	clients    atomic.Uint64 // that nobody named
-	turn       atomic.Uint32 // deals the links out
 	publisher  *Publisher    // of Bus.Publish
 
 	subMu    sync.Mutex
@@ -151,8 +136,8 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		return nil, err
 	}
 	b := &Bus{
-		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, often: pacedlog.New(cfg.Logger), obs: cfg.Observer, tracer: cfg.Tracer,
-		clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)), subs: make(map[*Subscription]struct{}),
+		core:   newCore(ctx, cfg),
+		subs:   make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		keepNow: make(chan struct{}, 1),
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
@@ -175,7 +160,6 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
-	b.lifecycle.begin(ctx)
 	return b, nil
 }
 

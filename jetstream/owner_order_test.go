@@ -285,7 +285,7 @@ func TestAPlaceLeavesWhatIsOnItsWay(t *testing.T) {
 // earlier time.
 func TestTheNoteOfADelayIsNotTooEarly(t *testing.T) {
 	t.Parallel()
-	b := &Bus{clock: newClock(time.Now, time.Hour)}
+	b := &Bus{core: &core{clock: newClock(time.Now, time.Hour)}}
 	b.limits.AttemptsKnown = 10
 	w := &owner{bus: b}
 	for range 10 {

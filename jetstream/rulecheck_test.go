@@ -81,7 +81,7 @@ func TestRulesThatAreRefused(t *testing.T) {
 func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Topics: []TopicRule{{Pattern: "a.b"}, {Pattern: "**", MaxMsgs: 7}}}
-	b := &Bus{rules: cfg.allRules()}
+	b := &Bus{core: &core{rules: cfg.allRules()}}
 	for topic, want := range map[string]TopicRule{
 		"a.b": {Pattern: "a.b"}, "other": {Pattern: "**", MaxMsgs: 7},
 		"dlq.a.b": builtinRules[0], "heartbeat.received": builtinRules[1], "process.state": builtinRules[2],
@@ -91,7 +91,7 @@ func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 		}
 	}
 	mirrored := TopicRule{Pattern: "a.c", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}
-	if got := SchemasOf(&Bus{rules: []TopicRule{mirrored, {Pattern: "**"}}}).Mirrors(); !reflect.DeepEqual(got, []TopicRule{mirrored}) {
+	if got := SchemasOf(&Bus{core: &core{rules: []TopicRule{mirrored, {Pattern: "**"}}}}).Mirrors(); !reflect.DeepEqual(got, []TopicRule{mirrored}) {
 		t.Errorf("rules with mirrors: %+v", got)
 	}
 	if got := b.Admin().Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
