@@ -196,7 +196,8 @@ func (h *Holder) release(b *Bus) {
 		return
 	}
 	pause := time.Duration(len(h.waiting)) * wakePause
-	h.waking = b.start(func() { h.wake(b, pause) }) // not here: the caller holds the lock of a subscription
+	// The caller holds the lock of a subscription, so that others are woken apart.
+	h.waking = b.start(func() { h.wake(b, pause) })
 }
 
 // wake wakes all that wait, after a pause.
