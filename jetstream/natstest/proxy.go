@@ -11,12 +11,13 @@ import (
 	"testing"
 )
 
-// Proxy stands between NATS clients and a server. It can swallow what clients publish, without a
-// word to either side, and hold back what the server says.
+// Proxy stands between NATS clients and a server. It can show what clients say, swallow what they
+// publish, without a word to either side, and hold back what the server says.
 type Proxy struct {
 	listener net.Listener
 	server   string
 	swallows atomic.Pointer[func(subject string) bool]
+	watches  atomic.Pointer[func(conn int, line string)]
 	wg       sync.WaitGroup
 	mu       sync.Mutex
 	conns    map[net.Conn]struct{} // nil once it is closed
@@ -49,6 +50,11 @@ func (p *Proxy) Swallow(f func(subject string) bool) {
 	}
 	p.swallows.Store(&f)
 }
+
+// Watch has the proxy call f with each line that a client says, before the line is passed on, and
+// with "" at the end of the connection. The first connection is number 0. The calls for different
+// connections are concurrent.
+func (p *Proxy) Watch(f func(conn int, line string)) { p.watches.Store(&f) }
 
 // Hold holds back what the server says from now on, until release is called or the test ends.
 func (p *Proxy) Hold(tb testing.TB) (release func()) {
@@ -135,6 +141,7 @@ func (p *Proxy) accept() {
 		}
 		one := new(sync.RWMutex)
 		p.mu.Lock()
+		n := len(p.gates)
 		p.gates = append(p.gates, one)
 		p.mu.Unlock()
 		p.wg.Go(func() {
@@ -143,16 +150,19 @@ func (p *Proxy) accept() {
 		})
 		p.wg.Go(func() {
 			defer p.drop(server)
-			p.forward(bufio.NewReaderSize(client, 64<<10), bufio.NewWriter(server))
+			p.forward(bufio.NewReaderSize(client, 64<<10), bufio.NewWriter(server), n)
 		})
 	}
 }
 
-// forward passes on what a client sends: lines, of which PUB and HPUB are followed by as many bytes
+// forward passes on what client n sends: lines, of which PUB and HPUB are followed by as many bytes
 // as their last word says.
-func (p *Proxy) forward(from *bufio.Reader, to *bufio.Writer) {
+func (p *Proxy) forward(from *bufio.Reader, to *bufio.Writer, n int) {
 	for {
 		line, err := from.ReadString('\n')
+		if watches := p.watches.Load(); watches != nil {
+			(*watches)(n, line)
+		}
 		if err != nil {
 			return
 		}
