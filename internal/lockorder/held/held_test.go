@@ -13,6 +13,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
+	ofTests = "no such file"
 	_ = os.Setenv(File, filepath.Join(dir, "seen"))
 	code := m.Run()
 	_ = os.RemoveAll(dir)
