@@ -23,10 +23,14 @@ type core struct {
 	clock  *clock
 
 	links      []*link
+	hooks      linkHooks     // set before there are links
 	turn       atomic.Uint32 // deals the links out
 	js         manager       // over links[0]; for what is not hot
 	api        string        // prefix of the JetStream API subjects
 	maxPayload int           // in bytes
+
+	// unstored is the storage failure of the embedded server; nil while it can write.
+	unstored atomic.Pointer[StorageError]
 }
 
 // newCore returns the core of a bus that is not connected. The values of ctx go on, but its end is

@@ -54,8 +54,6 @@ var minServer = [2]int{2, 11}
 type Bus struct {
 	*core
 
-	// what keeps the server in this process from storing events; nil: nothing
-	unstored     atomic.Pointer[StorageError]
 	firstLetters firstLetters
 	lagEvents    lagEvents
 	generations  *generations
@@ -157,6 +155,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
 	b.native = newNativeMaps(b)
+	b.hooks = linkHooks{b.linkCut, b.linkLost, b.linkReturning, b.linkBack, b.native.streamChanged}
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
@@ -278,7 +277,7 @@ func (b *Bus) checkServer(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	b.js = manager{js, publishWait, b.native.streamChanged}
+	b.js = manager{js, publishWait, b.hooks.changed}
 	info := b.js.within(b.cfg.openWait).AccountInfo
 	if _, err := whenUp(ctx, b, func() (*natsjs.AccountInfo, error) { return info(ctx) }); err != nil {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
@@ -360,6 +359,46 @@ func (b *Bus) askAgain() {
 // link deals out the connections of the pool in turn.
 func (b *Bus) link() *link {
 	return b.links[int(b.turn.Add(1))%len(b.links)]
+}
+
+// linkCut forgets what the server has not confirmed over a connection that broke: what was leased
+// over it may be given to others from now on.
+func (b *Bus) linkCut(l *link) {
+	b.eachKeeping(func(g *group) { g.paths[l.index].forget() })
+	b.forgetLingering(l)
+	b.cutNative(l)
+}
+
+func (b *Bus) linkLost(l *link) {
+	b.eachSubscription(func(s *Subscription) {
+		if s.link == l {
+			s.forget()
+		}
+	})
+}
+
+func (b *Bus) linkReturning(l *link, now int64) {
+	b.eachGroup(func(g *group) {
+		g.paths[l.index].reset(now)
+		g.cutOff(l.clustered())
+	})
+}
+
+func (b *Bus) linkBack(l *link) {
+	b.cutNative(l)
+	b.saveUnsaved(l)
+	b.eachSubscription(func(s *Subscription) {
+		if s.link == l {
+			s.restart()
+		}
+	})
+}
+
+// cutNative notes that advisories were lost, if they come over this link.
+func (b *Bus) cutNative(l *link) {
+	if l.index == 0 {
+		b.native.cut()
+	}
 }
 
 func (b *Bus) connected() bool {

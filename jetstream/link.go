@@ -58,6 +58,16 @@ const echoSubject = ""
 // echoWait is how long a new connection may take to answer the first echo.
 const echoWait = 2 * time.Second
 
+// linkHooks are called by links: the first four when a connection breaks and comes back, in this
+// order.
+type linkHooks struct {
+	cut       func(l *link)            // the connection broke; what was asked is not answered yet
+	lost      func(l *link)            // what was asked has got errCut; not while the bus closes
+	returning func(l *link, now int64) // the connection is back, and the link is not up yet
+	back      func(l *link)            // the link is up
+	changed   func(stream string)      // this hub has changed a stream or its consumers
+}
+
 // asker waits for a reply. answer is called once: with the reply, or with why none will come. It
 // must not block.
 type asker interface {
@@ -305,9 +315,7 @@ func (l *link) drain(ctx context.Context) {
 func (l *link) lost(err error) {
 	l.up.Store(false)
 	l.cuts.Add(1)
-	l.bus.eachKeeping(func(g *group) { g.paths[l.index].forget() })
-	l.bus.forgetLingering(l)
-	l.cutNative()
+	l.bus.hooks.cut(l)
 	l.mu.Lock()
 	l.down = true
 	asked := l.asked.takeUntil(math.MaxInt64)
@@ -320,13 +328,10 @@ func (l *link) lost(err error) {
 	}
 	l.bus.obs.Gauge(GaugeConnected, 0)
 	l.bus.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
-	l.bus.eachSubscription(func(s *Subscription) {
-		if s.link == l {
-			s.forget()
-		}
-	})
+	l.bus.hooks.lost(l)
 }
 
+// back is called when the connection is there again.
 func (l *link) back() {
 	l.mu.Lock()
 	l.down = false
@@ -334,29 +339,13 @@ func (l *link) back() {
 	l.cluster.Store(l.nc.ConnectedClusterName() != "")
 	now := l.bus.clock.now()
 	l.echo.reset(now)
-	l.bus.eachGroup(func(g *group) {
-		g.paths[l.index].reset(now)
-		g.cutOff(l.clustered())
-	})
+	l.bus.hooks.returning(l, now)
 	l.up.Store(true)
-	l.cutNative()
 	if l.bus.connected() {
 		l.bus.obs.Gauge(GaugeConnected, 1)
 	}
 	l.bus.log.Info("connection to NATS is back", slog.Int("connection", l.index))
-	l.bus.saveUnsaved(l)
-	l.bus.eachSubscription(func(s *Subscription) {
-		if s.link == l {
-			s.restart()
-		}
-	})
-}
-
-// cutNative notes that advisories were lost, if they come over this link.
-func (l *link) cutNative() {
-	if l.index == 0 {
-		l.bus.native.cut()
-	}
+	l.bus.hooks.back(l)
 }
 
 // noResponders reports the server's answer to a request that nobody listens for.
