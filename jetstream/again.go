@@ -99,18 +99,18 @@ func untilHeard[T any](ctx context.Context, write func(context.Context) (T, erro
 // write stores a message in one of the hub's own streams, and sends it again for up to publishWait
 // while nobody listens: the stream was just made, or has no leader in that moment, and nothing was
 // stored.
-func (b *Bus) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, error) {
+func (c *core) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, error) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		reply, err := b.link().requestMsg(ctx, msg)
+		reply, err := c.link().requestMsg(ctx, msg)
 		if err != nil {
 			return pubAck{}, err
 		}
 		if !noResponders(reply) {
 			return parsePubAck(reply.Data, stream)
 		}
-		if b.pause(ctx, wait) != nil {
+		if c.pause(ctx, wait) != nil {
 			return pubAck{}, nats.ErrNoResponders
 		}
 	}
@@ -119,7 +119,7 @@ func (b *Bus) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, 
 // whenUp asks NATS something, and asks again, for up to openWait, while an error passes by itself.
 // A cluster that starts together with the hub has no leader for a while, and a leader that was just
 // elected knows of too few servers.
-func whenUp[T any](ctx context.Context, b *Bus, ask func() (T, error)) (T, error) {
+func whenUp[T any](ctx context.Context, b *core, ask func() (T, error)) (T, error) {
 	waiting, cancel := context.WithTimeout(ctx, b.cfg.openWait)
 	defer cancel()
 	for {

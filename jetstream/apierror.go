@@ -40,10 +40,10 @@ func errorCode(m *nats.Msg) int {
 
 // countErrors counts the errors in answers that nats.go asked for. The hub's own questions are
 // counted where their answers come in.
-func (b *Bus) countErrors() *natsjs.ClientTrace {
+func (c *core) countErrors() *natsjs.ClientTrace {
 	return &natsjs.ClientTrace{ResponseReceived: func(_ string, data []byte, header nats.Header) {
 		if code := errorCode(&nats.Msg{Data: data, Header: header}); code != 0 {
-			b.obs.JetStreamError(code)
+			c.obs.JetStreamError(code)
 		}
 	}}
 }

@@ -47,21 +47,21 @@ type directEnd struct {
 
 // direct sends a query and calls f for each message of the answer, in order of sequence. It asks a
 // stream again that answers no direct gets yet.
-func (b *Bus) direct(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
+func (c *core) direct(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
 	for deadline := time.Now().Add(directWait); ; {
-		end, err := b.directOnce(ctx, stream, q, f)
+		end, err := c.directOnce(ctx, stream, q, f)
 		if !errors.Is(err, errNoDirect) || time.Now().After(deadline) {
 			return end, err
 		}
-		info, asked := b.findStream(ctx, stream)
-		if asked != nil || !info.Config.AllowDirect || b.pause(ctx, directPause) != nil {
+		info, asked := c.findStream(ctx, stream)
+		if asked != nil || !info.Config.AllowDirect || c.pause(ctx, directPause) != nil {
 			return end, err
 		}
 	}
 }
 
 // directOnce is direct, and returns errNoDirect where no replica answers.
-func (b *Bus) directOnce(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
+func (c *core) directOnce(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
 	var end directEnd
 	fail := func(err error) (directEnd, error) {
 		return end, fmt.Errorf("jetstream: direct get from stream %s: %w", stream, err)
@@ -75,7 +75,7 @@ func (b *Bus) directOnce(ctx context.Context, stream string, q *directQuery, f f
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	l := b.link()
+	l := c.link()
 	// all that may come, so that nothing is ever dropped
 	answers := make(chan *nats.Msg, maxDirect+1)
 	inbox := nats.NewInbox()
@@ -84,7 +84,7 @@ func (b *Bus) directOnce(ctx context.Context, stream string, q *directQuery, f f
 		return fail(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := l.nc.PublishMsg(&nats.Msg{Subject: b.api + "DIRECT.GET." + stream, Reply: inbox, Data: req}); err != nil {
+	if err := l.nc.PublishMsg(&nats.Msg{Subject: c.api + "DIRECT.GET." + stream, Reply: inbox, Data: req}); err != nil {
 		return fail(err)
 	}
 	size := 0

@@ -98,7 +98,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 // It has caught up when one direct get has reached the end of a replica that has all that the
 // leader had when it was asked before: what was passed earlier and is not replaced was there then.
 func (b *Bus) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
-	r := allRead{bus: b, stream: stream, created: created, subjects: subjects, f: f, from: from}
+	r := allRead{core: b.core, stream: stream, created: created, subjects: subjects, f: f, from: from}
 	return r.run(ctx)
 }
 
@@ -122,7 +122,7 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 		if failed++; failed == readAgain {
 			return r.from, cmp.Or(err, errBehind)
 		}
-		if err := r.bus.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.core.pause(ctx, 100*time.Millisecond); err != nil {
 			return r.from, err
 		}
 	}
@@ -135,7 +135,7 @@ var (
 
 // allRead is where one readAll is.
 type allRead struct {
-	bus      *Bus
+	core     *core
 	stream   string
 	subjects []string
 	f        func(*storedMsg) error
@@ -149,7 +149,7 @@ type allRead struct {
 
 // round reads on, and reports whether it has caught up.
 func (r *allRead) round(ctx context.Context) (done bool, err error) {
-	info, err := r.bus.findStream(ctx, r.stream) // the leader answers
+	info, err := r.core.findStream(ctx, r.stream) // the leader answers
 	if err != nil {
 		return false, err
 	}
@@ -168,14 +168,14 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 		return false, errNoDirectReads
 	case r.subjects == nil && !r.little && !r.few && info.State.Msgs > many && end > r.from+many:
 		r.little = true
-		r.from, err = r.bus.readOn(ctx, r.stream, r.from, math.MaxUint64-1, false, r.f)
+		r.from, err = r.core.readOn(ctx, r.stream, r.from, math.MaxUint64-1, false, r.f)
 		return false, err
 	}
-	next, got, err := r.bus.readBatch(ctx, r.stream, directQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
+	next, got, err := r.core.readBatch(ctx, r.stream, directQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
 	began := r.from
 	// a consumer hands on what has a header that no client can read
 	if err == nil && got.garbled && r.subjects == nil && !r.few {
-		_, err = r.bus.readOn(ctx, r.stream, began, next-1, false, r.f)
+		_, err = r.core.readOn(ctx, r.stream, began, next-1, false, r.f)
 	}
 	if err == nil || next > began && !got.garbled {
 		r.from, r.little = next, got.pending <= many
@@ -190,14 +190,14 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	}
 	// That replica has nothing. Perhaps there is nothing: the last message may not be replaced but
 	// gone.
-	left, err := r.bus.leaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
+	left, err := r.core.leaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
 	return err == nil && left == nil, err
 }
 
 // leaderNext asks the leader of a stream for the first message from a sequence on, or since a
 // moment of storage where seq is 0; of given subjects if there are any. It is nil when there is
 // none.
-func (b *Bus) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *storedMsg, err error) {
+func (c *core) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *storedMsg, err error) {
 	if subjects == nil {
 		subjects = []string{">"}
 	}
@@ -206,7 +206,7 @@ func (b *Bus) leaderNext(ctx context.Context, stream string, seq uint64, since t
 		if seq == 0 {
 			query = map[string]any{"next_by_subj": subject, "start_time": since}
 		}
-		m, err := b.getMsg(ctx, stream, query)
+		m, err := c.getMsg(ctx, stream, query)
 		switch {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:

@@ -29,7 +29,7 @@ const (
 // dies. What is lost on the way ends the feed: who reads it begins a new one behind the last
 // message.
 type feed struct {
-	bus    *Bus
+	core   *core
 	stream string
 	link   *link
 	sub    *nats.Subscription
@@ -50,8 +50,8 @@ var (
 )
 
 // openFeed makes the consumer. pending is how many messages there are at first.
-func (b *Bus) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (f *feed, pending uint64, err error) {
-	f = &feed{bus: b, stream: stream, link: b.link(), ready: make(chan *nats.Msg, feedReady), done: make(chan struct{})}
+func (c *core) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (f *feed, pending uint64, err error) {
+	f = &feed{core: c, stream: stream, link: c.link(), ready: make(chan *nats.Msg, feedReady), done: make(chan struct{})}
 	cfg.DeliverSubject = nats.NewInbox()
 	if f.sub, err = f.link.nc.Subscribe(cfg.DeliverSubject, f.receive); err == nil {
 		err = f.sub.SetPendingLimits(-1, feedBytes)
@@ -68,12 +68,12 @@ func (b *Bus) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerCo
 	f.name = rand.Text()
 	cfg.Name = f.name
 	f.heartbeat = time.NewTicker(feedHeartbeat)
-	c, err := b.js.CreatePushConsumer(ctx, stream, cfg)
+	consumer, err := c.js.CreatePushConsumer(ctx, stream, cfg)
 	if err != nil {
 		f.abandon(ctx)
 		return nil, 0, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
-	return f, c.CachedInfo().NumPending, nil
+	return f, consumer.CachedInfo().NumPending, nil
 }
 
 // receive holds up the subscription's own queue while the reader is slow: flow control then stops
@@ -148,7 +148,7 @@ func (f *feed) control(m *nats.Msg) error {
 
 // pending asks the server how many messages there are that were not read yet.
 func (f *feed) pending(ctx context.Context) (uint64, error) {
-	c, err := f.bus.js.PushConsumer(ctx, f.stream, f.name)
+	c, err := f.core.js.PushConsumer(ctx, f.stream, f.name)
 	if err != nil {
 		return 0, err
 	}
@@ -165,7 +165,7 @@ func (f *feed) close(ctx context.Context) {
 	f.unsubscribe()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = f.bus.js.DeleteConsumer(ctx, f.stream, f.name)
+	_ = f.core.js.DeleteConsumer(ctx, f.stream, f.name)
 }
 
 // abandon is close for a consumer that may still come into being, because the caller gave up while
@@ -180,7 +180,7 @@ func (f *feed) abandon(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	for range 5 {
-		if err := f.bus.js.DeleteConsumer(ctx, f.stream, f.name); !errors.Is(err, natsjs.ErrConsumerNotFound) || f.bus.pause(ctx, 10*time.Millisecond) != nil {
+		if err := f.core.js.DeleteConsumer(ctx, f.stream, f.name); !errors.Is(err, natsjs.ErrConsumerNotFound) || f.core.pause(ctx, 10*time.Millisecond) != nil {
 			return
 		}
 	}
@@ -196,24 +196,24 @@ const readAgain = 5
 
 // readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment
 // of the call. What is cut off goes on where it was.
-func (b *Bus) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*storedMsg) error) error {
-	info, err := b.findStream(ctx, stream)
+func (c *core) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*storedMsg) error) error {
+	info, err := c.findStream(ctx, stream)
 	if err != nil {
 		return err
 	}
-	return b.readTo(ctx, stream, from, info.State.LastSeq, headersOnly, f)
+	return c.readTo(ctx, stream, from, info.State.LastSeq, headersOnly, f)
 }
 
 // readTo is readThrough to a given end.
-func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) error {
+func (c *core) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) error {
 	for failed := 0; from <= end; {
-		next, err := b.readOn(ctx, stream, from, end, headersOnly, f)
+		next, err := c.readOn(ctx, stream, from, end, headersOnly, f)
 		if err == nil && next <= end {
-			next, err = b.readRest(ctx, stream, next, end, f)
+			next, err = c.readRest(ctx, stream, next, end, f)
 		}
 		if err == nil && next <= end { // a replica has no more: what does the leader say?
 			var left *storedMsg
-			if left, err = b.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.seq <= end {
+			if left, err = c.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.seq <= end {
 				err = errBehind
 			}
 		}
@@ -233,7 +233,7 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 		if from = next; failed == readAgain {
 			return err
 		}
-		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := c.pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -243,10 +243,10 @@ func (b *Bus) readTo(ctx context.Context, stream string, from, end uint64, heade
 // readRest reads by direct gets from a sequence on, until a replica has no more or is beyond end.
 // It returns the sequence to go on with. Unlike a consumer's count of what is pending, the end of a
 // direct get is exact.
-func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, err error) {
+func (c *core) readRest(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, err error) {
 	for more := true; more && from <= end; {
 		var got directEnd
-		if from, got, err = b.readBatch(ctx, stream, directQuery{Seq: from}, end, f); err != nil {
+		if from, got, err = c.readBatch(ctx, stream, directQuery{Seq: from}, end, f); err != nil {
 			break
 		}
 		more = got.pending > 0
@@ -256,11 +256,11 @@ func (b *Bus) readRest(ctx context.Context, stream string, from, end uint64, f f
 
 // readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond
 // all that the replica had, if it had any of them.
-func (b *Bus) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, got directEnd, err error) {
+func (c *core) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, got directEnd, err error) {
 	if next = q.Seq; q.MultiLast == nil && q.Batch == 0 {
 		q.Batch = maxDirect
 	}
-	got, err = b.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {
+	got, err = c.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {
 		if m.seq > end {
 			return errStopWalk
 		}
@@ -288,8 +288,8 @@ func (e *stopError) Error() string { return e.err.Error() }
 // end when nothing is left up to there. It is not when the server's count said that nothing is
 // left: that takes off what is replaced at once, and adds what replaces it a little later, so it
 // may be too low for a moment.
-func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) (uint64, error) {
-	r, pending, err := b.openFeed(ctx, stream, natsjs.ConsumerConfig{
+func (c *core) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) (uint64, error) {
+	r, pending, err := c.openFeed(ctx, stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: headersOnly,
 	})
 	if err != nil {
@@ -321,13 +321,13 @@ func (b *Bus) readOn(ctx context.Context, stream string, from, end uint64, heade
 // keepReading calls follow again and again, until ctx or the bus ends, or what it returns is no
 // passing failure: a reader's own error, one that a client may be told, or one of final. reached
 // says how far it came.
-func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
-	if b.closing() {
+func (c *core) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
+	if c.closing() {
 		return ErrClosed
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(b.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
+	defer context.AfterFunc(c.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
 	const first, longest = 50 * time.Millisecond, 2 * time.Second
 	for wait := first; ; {
 		came := reached()
@@ -339,7 +339,7 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 			return own.err
 		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
 			return err
-		case b.ctx.Err() != nil:
+		case c.ctx.Err() != nil:
 			return ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -349,19 +349,19 @@ func (b *Bus) keepReading(ctx context.Context, topic string, follow func(context
 		if wait = min(2*wait, longest); reached() > came {
 			wait = first
 		}
-		b.often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
-		_ = b.pause(ctx, wait) // why it ended is looked at above
+		c.often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
+		_ = c.pause(ctx, wait) // why it ended is looked at above
 	}
 }
 
 // pause waits, unless ctx or the bus ends.
-func (b *Bus) pause(ctx context.Context, d time.Duration) error {
+func (c *core) pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-b.ctx.Done():
+	case <-c.ctx.Done():
 		return ErrClosed
 	}
 }

@@ -23,7 +23,7 @@ const (
 // A sharedBucket is a KV bucket that all hubs of a NATS share and follow. It takes no more than max
 // entries, so that a hub never has to drop one.
 type sharedBucket struct {
-	bus         *Bus
+	core        *core
 	name        string
 	description string // of the stream, and in logs: "revoked tokens"
 	max         int64  // entries
@@ -37,7 +37,7 @@ type sharedBucket struct {
 func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	b := s.bus
+	b := s.core
 	kv, err := b.js.KeyValue(ctx, s.name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
 		if _, err = b.js.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
@@ -53,7 +53,7 @@ func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
 // config is the stream of the bucket. nats.go makes no bucket that bounds the number of its
 // entries.
 func (s sharedBucket) config() natsjs.StreamConfig {
-	b := s.bus
+	b := s.core
 	cfg := natsjs.StreamConfig{
 		Name: s.stream(), Description: "eventhub: " + s.description, Subjects: []string{s.subject(">")},
 		MaxMsgsPerSubject: 1, MaxMsgs: s.max, MaxBytes: -1, MaxMsgSize: -1, Discard: natsjs.DiscardNew, MaxConsumers: -1,
@@ -87,7 +87,7 @@ func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key s
 		if err == nil || ctx.Err() != nil {
 			continue // connected again, or over
 		}
-		s.bus.often.Log(ctx, slog.LevelWarn, "cannot watch a bucket of all hubs; keeping what is known and retrying", s.description, slog.String("of", s.description), slog.Any("error", err))
+		s.core.often.Log(ctx, slog.LevelWarn, "cannot watch a bucket of all hubs; keeping what is known and retrying", s.description, slog.String("of", s.description), slog.Any("error", err))
 		select {
 		case <-ctx.Done():
 		case <-time.After(followRetry):
@@ -98,7 +98,7 @@ func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key s
 // watch returns nil when the connection was created again: what the server sent meanwhile is
 // unknown.
 func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string, []byte)) error {
-	nc := s.bus.js.Conn()
+	nc := s.core.js.Conn()
 	connected := nc.StatusChanged(nats.CONNECTED)
 	defer nc.RemoveStatusListener(connected)
 	kv, err := s.open(ctx)
@@ -159,7 +159,7 @@ func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string
 func (s sharedBucket) last(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, followCheck)
 	defer cancel()
-	info, err := s.bus.findStream(ctx, s.stream())
+	info, err := s.core.findStream(ctx, s.stream())
 	if err != nil {
 		return 0, err
 	}

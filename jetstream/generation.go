@@ -102,14 +102,14 @@ func openGenerations(ctx context.Context, b *Bus) (*generations, error) {
 }
 
 // ownBucket opens a bucket in which hubs keep what they share, and makes it if it is not there.
-func (b *Bus) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
-	cfg.Replicas = b.cfg.Replicas
-	if b.cfg.Server != nil && b.cfg.Server.InMemory() {
+func (c *core) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
+	cfg.Replicas = c.cfg.Replicas
+	if c.cfg.Server != nil && c.cfg.Server.InMemory() {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	kv, err := whenUp(ctx, b, func() (natsjs.KeyValue, error) { return openOrMake(ctx, b.js.within(b.cfg.openWait), cfg) })
+	kv, err := whenUp(ctx, c, func() (natsjs.KeyValue, error) { return openOrMake(ctx, c.js.within(c.cfg.openWait), cfg) })
 	if err != nil {
-		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets, and that enough servers of the cluster are up for %d replicas", cfg.Bucket, err, b.cfg.Replicas)
+		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets, and that enough servers of the cluster are up for %d replicas", cfg.Bucket, err, c.cfg.Replicas)
 	}
 	return kv, nil
 }

@@ -44,7 +44,7 @@ const (
 
 // headroom is what clients may still store in files, or in memory.
 type headroom struct {
-	bus     *Bus
+	core    *core
 	storage string       // for the log
 	left    atomic.Int64 // bytes beyond the reserve; publishes take from them
 	soon    atomic.Int64 // at how many bytes NATS is asked again
@@ -69,7 +69,7 @@ type headrooms struct {
 func newHeadrooms(b *Bus) *headrooms {
 	h := &headrooms{bus: b, wake: make(chan struct{}, 1), published: quota.New(float64(b.limits.PublishRate), b.limits.PublishBurst, b.limits.Topics, nil)}
 	for storage, r := range map[string]*headroom{"file": &h.file, "memory": &h.memory} {
-		r.bus, r.storage = b, storage
+		r.core, r.storage = b.core, storage
 		r.left.Store(unbounded)
 	}
 	return h
@@ -237,7 +237,7 @@ func (r *headroom) note(used uint64, left, answered int64) {
 		return
 	}
 	all := int64(min(used, unbounded)) + min(left, unbounded) //nolint:gosec // bounded
-	reserve := cmp.Or(r.bus.limits.StorageReserve, min(defaultReserve, all/reserveOf))
+	reserve := cmp.Or(r.core.limits.StorageReserve, min(defaultReserve, all/reserveOf))
 	room := left - reserve - (r.sent.Load() - answered)
 	r.reserve.Store(reserve)
 	r.soon.Store(room / 2)
@@ -255,10 +255,10 @@ func (r *headroom) set(low bool) {
 		return
 	}
 	if low {
-		r.bus.often.Log(r.bus.ctx, slog.LevelError, "nats has too little room left: clients store nothing until there is more", r.storage, slog.String("storage", r.storage))
+		r.core.often.Log(r.core.ctx, slog.LevelError, "nats has too little room left: clients store nothing until there is more", r.storage, slog.String("storage", r.storage))
 		return
 	}
-	r.bus.often.Log(r.bus.ctx, slog.LevelInfo, "nats has room again: clients store events", r.storage, slog.String("storage", r.storage))
+	r.core.often.Log(r.core.ctx, slog.LevelInfo, "nats has room again: clients store events", r.storage, slog.String("storage", r.storage))
 }
 
 // begin asks NATS for the first time, which says what a share of the store is.

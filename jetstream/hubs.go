@@ -19,17 +19,17 @@ const (
 // Hubs lets the hubs of a NATS tell one another who is present at topics whose rule has Presence.
 // Messages are not stored, and may be lost. A Hubs is a small value that costs nothing to create.
 // Its methods may be called concurrently.
-type Hubs struct{ bus *Bus }
+type Hubs struct{ core *core }
 
 // HubsOf returns the Hubs of a bus.
-func HubsOf(b *Bus) Hubs { return Hubs{b} }
+func HubsOf(b *Bus) Hubs { return Hubs{b.core} }
 
 // Tell sends a message to all hubs that listen, this one included.
 func (h Hubs) Tell(message []byte) error {
 	if !h.present() {
 		return nil
 	}
-	if err := h.bus.js.Conn().Publish(presenceSubject, message); err != nil {
+	if err := h.core.js.Conn().Publish(presenceSubject, message); err != nil {
 		return fmt.Errorf("jetstream: tell the other hubs: %w", err)
 	}
 	return nil
@@ -41,7 +41,7 @@ func (h Hubs) Listen(f func(message []byte)) (stop func(), err error) {
 	if !h.present() {
 		return func() {}, nil
 	}
-	nc := h.bus.js.Conn()
+	nc := h.core.js.Conn()
 	sub, err := nc.Subscribe(presenceSubject, func(m *nats.Msg) { f(m.Data) })
 	if err == nil {
 		err = sub.SetPendingLimits(presenceMessages, presenceBytes)
@@ -54,5 +54,5 @@ func (h Hubs) Listen(f func(message []byte)) (stop func(), err error) {
 
 // present reports whether a rule has Presence.
 func (h Hubs) present() bool {
-	return slices.ContainsFunc(h.bus.rules, func(r TopicRule) bool { return r.Presence })
+	return slices.ContainsFunc(h.core.rules, func(r TopicRule) bool { return r.Presence })
 }

@@ -155,7 +155,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
 	b.native = newNativeMaps(b)
-	b.hooks = linkHooks{b.linkCut, b.linkLost, b.linkReturning, b.linkBack, b.native.streamChanged}
+	b.hooks = linkHooks{b.linkCut, b.linkLost, b.linkReturning, b.linkBack, b.linkHeard, b.native.streamChanged}
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
@@ -236,12 +236,12 @@ func (b *Bus) open(ctx context.Context) (err error) {
 }
 
 // where names the server without credentials that a URL may carry.
-func (b *Bus) where() string {
-	if b.cfg.Server != nil {
+func (c *core) where() string {
+	if c.cfg.Server != nil {
 		return "the embedded server"
 	}
 	var servers []string
-	for address := range strings.SplitSeq(b.cfg.URL, ",") {
+	for address := range strings.SplitSeq(c.cfg.URL, ",") {
 		if scheme, rest, ok := strings.Cut(address, "://"); ok {
 			if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 				rest = rest[at+1:]
@@ -256,43 +256,43 @@ func (b *Bus) where() string {
 }
 
 // checkServer refuses a server that lacks something, and sizes payloads to it.
-func (b *Bus) checkServer(ctx context.Context) (err error) {
-	nc := b.links[0].nc
+func (c *core) checkServer(ctx context.Context) (err error) {
+	nc := c.links[0].nc
 	version := nc.ConnectedServerVersion()
 	if tooOld(version) {
-		return fmt.Errorf("nats at %s: server version %q is too old; use nats-server %d.%d or newer", b.where(), version, minServer[0], minServer[1])
+		return fmt.Errorf("nats at %s: server version %q is too old; use nats-server %d.%d or newer", c.where(), version, minServer[0], minServer[1])
 	}
 	if !nc.HeadersSupported() {
-		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", b.where())
+		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", c.where())
 	}
-	b.api = "$JS.API."
-	opts := []natsjs.JetStreamOpt{natsjs.WithDefaultTimeout(publishWait), natsjs.WithClientTrace(b.countErrors())}
+	c.api = "$JS.API."
+	opts := []natsjs.JetStreamOpt{natsjs.WithDefaultTimeout(publishWait), natsjs.WithClientTrace(c.countErrors())}
 	var js natsjs.JetStream
-	if b.cfg.Domain != "" {
-		b.api = "$JS." + b.cfg.Domain + ".API."
-		js, err = natsjs.NewWithDomain(nc, b.cfg.Domain, opts...)
+	if c.cfg.Domain != "" {
+		c.api = "$JS." + c.cfg.Domain + ".API."
+		js, err = natsjs.NewWithDomain(nc, c.cfg.Domain, opts...)
 	} else {
 		js, err = natsjs.New(nc, opts...)
 	}
 	if err != nil {
 		return err
 	}
-	b.js = manager{js, publishWait, b.hooks.changed}
-	info := b.js.within(b.cfg.openWait).AccountInfo
-	if _, err := whenUp(ctx, b, func() (*natsjs.AccountInfo, error) { return info(ctx) }); err != nil {
-		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", b.where(), err)
+	c.js = manager{js, publishWait, c.hooks.changed}
+	info := c.js.within(c.cfg.openWait).AccountInfo
+	if _, err := whenUp(ctx, c, func() (*natsjs.AccountInfo, error) { return info(ctx) }); err != nil {
+		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", c.where(), err)
 	}
-	b.maxPayload = b.limits.MaxPayload
-	if limit := int(nc.MaxPayload()) - payloadMargin; limit < b.maxPayload {
+	c.maxPayload = c.limits.MaxPayload
+	if limit := int(nc.MaxPayload()) - payloadMargin; limit < c.maxPayload {
 		if limit < payloadMargin {
-			return fmt.Errorf("nats at %s: max_payload %d is too small; set at least %d", b.where(), nc.MaxPayload(), 2*payloadMargin)
+			return fmt.Errorf("nats at %s: max_payload %d is too small; set at least %d", c.where(), nc.MaxPayload(), 2*payloadMargin)
 		}
-		if b.cfg.Server != nil {
-			return fmt.Errorf("max payload %d: the embedded server allows at most %d", b.limits.MaxPayload, limit)
+		if c.cfg.Server != nil {
+			return fmt.Errorf("max payload %d: the embedded server allows at most %d", c.limits.MaxPayload, limit)
 		}
-		b.maxPayload = limit
+		c.maxPayload = limit
 	}
-	b.log.InfoContext(ctx, "connected to nats", slog.String("server", b.where()), slog.String("version", version), slog.Int("max_payload_bytes", b.maxPayload))
+	c.log.InfoContext(ctx, "connected to nats", slog.String("server", c.where()), slog.String("version", version), slog.Int("max_payload_bytes", c.maxPayload))
 	return nil
 }
 
@@ -357,8 +357,8 @@ func (b *Bus) askAgain() {
 }
 
 // link deals out the connections of the pool in turn.
-func (b *Bus) link() *link {
-	return b.links[int(b.turn.Add(1))%len(b.links)]
+func (c *core) link() *link {
+	return c.links[int(c.turn.Add(1))%len(c.links)]
 }
 
 // linkCut forgets what the server has not confirmed over a connection that broke: what was leased
@@ -394,6 +394,10 @@ func (b *Bus) linkBack(l *link) {
 	})
 }
 
+func (b *Bus) linkHeard(l *link) {
+	b.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
+}
+
 // cutNative notes that advisories were lost, if they come over this link.
 func (b *Bus) cutNative(l *link) {
 	if l.index == 0 {
@@ -401,8 +405,8 @@ func (b *Bus) cutNative(l *link) {
 	}
 }
 
-func (b *Bus) connected() bool {
-	for _, l := range b.links {
+func (c *core) connected() bool {
+	for _, l := range c.links {
 		if !l.up.Load() {
 			return false
 		}

@@ -31,7 +31,7 @@ const dialWait = 5 * time.Second
 // link is one NATS connection of the pool, with one reply inbox for everything that is asked over
 // it.
 type link struct {
-	bus   *Bus
+	core  *core
 	index int
 	nc    *nats.Conn
 	inbox string // prefix of the reply subjects
@@ -65,6 +65,7 @@ type linkHooks struct {
 	lost      func(l *link)            // what was asked has got errCut; not while the bus closes
 	returning func(l *link, now int64) // the connection is back, and the link is not up yet
 	back      func(l *link)            // the link is up
+	heard     func(l *link)            // the server has answered a probe
 	changed   func(stream string)      // this hub has changed a stream or its consumers
 }
 
@@ -84,14 +85,14 @@ var (
 	errCut     = errors.New("the connection to NATS was lost")
 )
 
-func (b *Bus) dial(index int) (*link, error) {
-	l := &link{bus: b, index: index, inbox: nats.NewInbox() + "."}
+func (c *core) dial(index int) (*link, error) {
+	l := &link{core: c, index: index, inbox: nats.NewInbox() + "."}
 	var seed [32]byte
 	if _, err := crand.Read(seed[:]); err != nil {
 		return nil, err
 	}
 	l.ids = rand.NewChaCha8(seed)
-	nc, err := b.connection("eventhub "+strconv.Itoa(index),
+	nc, err := c.connection("eventhub "+strconv.Itoa(index),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { l.lost(err) }),
 		nats.ReconnectHandler(func(*nats.Conn) { l.back() }),
 	)
@@ -111,20 +112,20 @@ func (b *Bus) dial(index int) (*link, error) {
 	}
 	l.up.Store(true)
 	l.cluster.Store(l.nc.ConnectedClusterName() != "")
-	ctx, cancel := context.WithTimeout(b.ctx, echoWait)
+	ctx, cancel := context.WithTimeout(c.ctx, echoWait)
 	defer cancel()
 	if _, err := l.request(ctx, echoSubject, nil); err != nil {
 		l.mute = true
-		b.log.Warn("no echo over a NATS connection: is this user allowed to publish to _INBOX.>? a frozen server is noticed late",
+		c.log.Warn("no echo over a NATS connection: is this user allowed to publish to _INBOX.>? a frozen server is noticed late",
 			slog.Int("connection", index), slog.Any("error", err))
 	}
-	l.echo.reset(b.clock.now())
+	l.echo.reset(c.clock.now())
 	return l, nil
 }
 
 // connection connects to NATS. The caller closes the connection.
-func (b *Bus) connection(name string, opts ...nats.Option) (*nats.Conn, error) {
-	all, err := b.natsOptions()
+func (c *core) connection(name string, opts ...nats.Option) (*nats.Conn, error) {
+	all, err := c.natsOptions()
 	if err != nil {
 		return nil, err
 	}
@@ -137,19 +138,19 @@ func (b *Bus) connection(name string, opts ...nats.Option) (*nats.Conn, error) {
 		for next := errors.Unwrap(cause); next != nil; next = errors.Unwrap(next) {
 			cause = next // err may name a subject of a client
 		}
-		b.often.Log(b.ctx, slog.LevelWarn, "nats reported an error", cause.Error(), slog.Any("error", err), slog.String("subject", subject))
+		c.often.Log(c.ctx, slog.LevelWarn, "nats reported an error", cause.Error(), slog.Any("error", err), slog.String("subject", subject))
 	}))
-	address := b.cfg.URL
-	if b.cfg.Server != nil {
+	address := c.cfg.URL
+	if c.cfg.Server != nil {
 		var own []nats.Option
-		address, own = b.cfg.Server.Connection()
+		address, own = c.cfg.Server.Connection()
 		all = append(all, own...)
 	}
 	return nats.Connect(address, all...)
 }
 
 // natsOptions are what every connection is made with.
-func (b *Bus) natsOptions() ([]nats.Option, error) {
+func (c *core) natsOptions() ([]nats.Option, error) {
 	opts := []nats.Option{
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(100 * time.Millisecond),
@@ -161,25 +162,25 @@ func (b *Bus) natsOptions() ([]nats.Option, error) {
 		nats.MaxPingsOutstanding(2),
 		nats.Timeout(dialWait),
 	}
-	if b.cfg.Server != nil {
+	if c.cfg.Server != nil {
 		return opts, nil // the server has its own
 	}
-	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(margin(b.cfg.AckWait) * 4 / 5)}))
-	if b.cfg.Creds != "" {
-		opts = append(opts, nats.UserCredentials(b.cfg.Creds))
+	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(margin(c.cfg.AckWait) * 4 / 5)}))
+	if c.cfg.Creds != "" {
+		opts = append(opts, nats.UserCredentials(c.cfg.Creds))
 	}
-	if b.cfg.NKeySeed != "" {
-		o, err := nats.NkeyOptionFromSeed(b.cfg.NKeySeed)
+	if c.cfg.NKeySeed != "" {
+		o, err := nats.NkeyOptionFromSeed(c.cfg.NKeySeed)
 		if err != nil {
-			return nil, fmt.Errorf("nkey seed file %s: %w", b.cfg.NKeySeed, err)
+			return nil, fmt.Errorf("nkey seed file %s: %w", c.cfg.NKeySeed, err)
 		}
 		opts = append(opts, o)
 	}
-	if b.cfg.TLSCA != "" {
-		opts = append(opts, nats.RootCAs(b.cfg.TLSCA))
+	if c.cfg.TLSCA != "" {
+		opts = append(opts, nats.RootCAs(c.cfg.TLSCA))
 	}
-	if b.cfg.TLSCert != "" {
-		opts = append(opts, nats.ClientCert(b.cfg.TLSCert, b.cfg.TLSKey))
+	if c.cfg.TLSCert != "" {
+		opts = append(opts, nats.ClientCert(c.cfg.TLSCert, c.cfg.TLSKey))
 	}
 	return opts, nil
 }
@@ -247,7 +248,7 @@ func (l *link) reply(m *nats.Msg) {
 	}
 	if who := l.take(n); who != nil {
 		if code := errorCode(m); code != 0 {
-			l.bus.obs.JetStreamError(code)
+			l.core.obs.JetStreamError(code)
 		}
 		who.answer(m, nil)
 	}
@@ -268,7 +269,7 @@ func (l *link) requestMsg(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	}
 	ch := make(chan result, 1)
 	who := askerFunc(func(m *nats.Msg, err error) { ch <- result{m, err} })
-	if err := l.ask(m, l.bus.clock.now(), who); err != nil {
+	if err := l.ask(m, l.core.clock.now(), who); err != nil {
 		return nil, err
 	}
 	select {
@@ -285,7 +286,7 @@ func (l *link) sweep(now int64) {
 	late := l.asked.takeUntil(now)
 	l.mu.Unlock()
 	for _, who := range late {
-		l.bus.obs.JetStreamError(NoReply)
+		l.core.obs.JetStreamError(NoReply)
 		who.answer(nil, errNoReply)
 	}
 }
@@ -315,7 +316,7 @@ func (l *link) drain(ctx context.Context) {
 func (l *link) lost(err error) {
 	l.up.Store(false)
 	l.cuts.Add(1)
-	l.bus.hooks.cut(l)
+	l.core.hooks.cut(l)
 	l.mu.Lock()
 	l.down = true
 	asked := l.asked.takeUntil(math.MaxInt64)
@@ -323,12 +324,12 @@ func (l *link) lost(err error) {
 	for _, who := range asked {
 		who.answer(nil, errCut)
 	}
-	if l.bus.closing() {
+	if l.core.closing() {
 		return
 	}
-	l.bus.obs.Gauge(GaugeConnected, 0)
-	l.bus.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
-	l.bus.hooks.lost(l)
+	l.core.obs.Gauge(GaugeConnected, 0)
+	l.core.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
+	l.core.hooks.lost(l)
 }
 
 // back is called when the connection is there again.
@@ -337,15 +338,15 @@ func (l *link) back() {
 	l.down = false
 	l.mu.Unlock()
 	l.cluster.Store(l.nc.ConnectedClusterName() != "")
-	now := l.bus.clock.now()
+	now := l.core.clock.now()
 	l.echo.reset(now)
-	l.bus.hooks.returning(l, now)
+	l.core.hooks.returning(l, now)
 	l.up.Store(true)
-	if l.bus.connected() {
-		l.bus.obs.Gauge(GaugeConnected, 1)
+	if l.core.connected() {
+		l.core.obs.Gauge(GaugeConnected, 1)
 	}
-	l.bus.log.Info("connection to NATS is back", slog.Int("connection", l.index))
-	l.bus.hooks.back(l)
+	l.core.log.Info("connection to NATS is back", slog.Int("connection", l.index))
+	l.core.hooks.back(l)
 }
 
 // noResponders reports the server's answer to a request that nobody listens for.

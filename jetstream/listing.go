@@ -186,7 +186,7 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 	}
 	enough := errors.New("enough")
 	size := 0
-	r := allRead{bus: l.bus, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, maxDirect)}
+	r := allRead{core: l.bus.core, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, maxDirect)}
 	r.f = func(m *storedMsg) error {
 		entries = append(entries, m)
 		if size += m.size; len(entries) == limit || size > listingBytes {

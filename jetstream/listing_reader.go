@@ -28,7 +28,7 @@ const (
 // about a page ahead: while a client takes one, the next one comes. The server forgets the consumer
 // by itself when the hub dies.
 type listingReader struct {
-	bus    *Bus
+	core   *core
 	link   *link
 	stream string
 	name   string // of the consumer
@@ -50,7 +50,7 @@ var errReaderEnded = errors.New("jetstream: the reader of a listing has no more"
 
 // openReader makes the consumer.
 func (b *Bus) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
-	r := &listingReader{bus: b, link: b.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
+	r := &listingReader{core: b.core, link: b.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
 	r.came = make(chan *nats.Msg, maxPage+8) // and the messages that end pulls
 	var err error
 	if r.sub, err = r.link.nc.ChanSubscribe(r.inbox+".*", r.came); err != nil {
@@ -111,7 +111,7 @@ func (r *listingReader) ask(n int) error {
 	if err != nil {
 		return err
 	}
-	subject := r.bus.api + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
+	subject := r.core.api + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
 	r.pulls++
 	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: r.answers(), Data: body}); err != nil {
 		return err
@@ -180,7 +180,7 @@ func (r *listingReader) close(ctx context.Context) {
 	_ = r.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = r.bus.js.DeleteConsumer(ctx, r.stream, r.name)
+	_ = r.core.js.DeleteConsumer(ctx, r.stream, r.name)
 }
 
 // listings are the readers that wait for the next page of their listing, and the listings that have

@@ -197,12 +197,12 @@ func (b *Bus) subjectsOf(ctx context.Context, bucket, filter string) (map[string
 }
 
 // askAPI asks JetStream something that may be asked twice.
-func (b *Bus) askAPI(ctx context.Context, what string, query, into any) error {
+func (c *core) askAPI(ctx context.Context, what string, query, into any) error {
 	req, err := json.Marshal(query)
 	if err != nil {
 		return err
 	}
-	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) { return b.link().request(ctx, b.api+what, req) })
+	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) { return c.link().request(ctx, c.api+what, req) })
 	if err != nil {
 		return fmt.Errorf("jetstream: %s: %w", what, err)
 	}

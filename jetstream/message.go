@@ -23,23 +23,23 @@ type storedMsg struct {
 
 // lastBySubject reads the newest message of a subject at the stream's leader: it sees every
 // confirmed publish, which a direct get from a replica does not.
-func (b *Bus) lastBySubject(ctx context.Context, stream, subject string) (*storedMsg, error) {
-	return b.getMsg(ctx, stream, map[string]any{"last_by_subj": subject})
+func (c *core) lastBySubject(ctx context.Context, stream, subject string) (*storedMsg, error) {
+	return c.getMsg(ctx, stream, map[string]any{"last_by_subj": subject})
 }
 
-func (b *Bus) getMsg(ctx context.Context, stream string, query map[string]any) (*storedMsg, error) {
+func (c *core) getMsg(ctx context.Context, stream string, query map[string]any) (*storedMsg, error) {
 	req, err := json.Marshal(query)
 	if err != nil {
 		return nil, err
 	}
 	m, err := again(ctx, func(ctx context.Context) (*storedMsg, error) {
 		for {
-			reply, err := b.link().request(ctx, b.api+"STREAM.MSG.GET."+stream, req)
+			reply, err := c.link().request(ctx, c.api+"STREAM.MSG.GET."+stream, req)
 			if err != nil {
 				return nil, err
 			}
 			m, err := parseStored(reply)
-			if !leaderless(err) || b.pause(ctx, getPause) != nil {
+			if !leaderless(err) || c.pause(ctx, getPause) != nil {
 				return m, err
 			}
 		}

@@ -82,7 +82,7 @@ var errBehind = errors.New("jetstream: a replica does not have the entries of a 
 // that there are no more keys.
 func (b *Bus) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*Event, error) {
 	for deadline := time.Now().Add(pageWait); ; {
-		p := pageRead{bus: b, topic: t}
+		p := pageRead{core: b.core, topic: t}
 		page, err := p.read(ctx, offset, limit)
 		if !errors.Is(err, errBehind) || time.Now().After(deadline) {
 			return page, err
@@ -96,14 +96,14 @@ func (b *Bus) latestPage(ctx context.Context, t *topicInfo, offset, limit int) (
 // pageRead reads a page of a bucket. The server reads forward only, so the page's beginning is
 // found first, by counting.
 type pageRead struct {
-	bus   *Bus
+	core  *core
 	topic *topicInfo
 
 	first, last, entries uint64 // of the bucket's stream, at first
 }
 
 func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error) {
-	info, err := p.bus.findStream(ctx, p.topic.bucket.stream)
+	info, err := p.core.findStream(ctx, p.topic.bucket.stream)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 			return page, nil
 		}
 		if need == most {
-			p.bus.obs.LimitReached("page_passed")
+			p.core.obs.LimitReached("page_passed")
 			return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("over %d of the newest keys of topic %s were removed, and a page passes over no more: list the keys, which passes over all (next, without offset)", pagePassed, p.topic.name)}
 		}
 		// Too many removed keys were among them: look further back.
@@ -251,7 +251,7 @@ func (p *pageRead) findStart(ctx context.Context, need uint64) (start, count uin
 
 // count is how many entries there are from seq on, and the sequence of the first of them.
 func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err error) {
-	_, err = p.bus.direct(ctx, p.topic.bucket.stream, &directQuery{Seq: seq, Batch: 1}, func(m *storedMsg, pending uint64) error {
+	_, err = p.core.direct(ctx, p.topic.bucket.stream, &directQuery{Seq: seq, Batch: 1}, func(m *storedMsg, pending uint64) error {
 		first, n = m.seq, pending+1
 		return nil
 	})
@@ -263,7 +263,7 @@ func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err 
 func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*storedMsg) error) error {
 	stream := p.topic.bucket.stream
 	if headersOnly || n > 2*maxDirect {
-		err := p.bus.readThrough(ctx, stream, start, headersOnly, func(m *storedMsg) error {
+		err := p.core.readThrough(ctx, stream, start, headersOnly, func(m *storedMsg) error {
 			if n == 0 {
 				return errStopWalk
 			}
@@ -277,7 +277,7 @@ func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, 
 	}
 	for n > 0 {
 		q := &directQuery{Seq: start, Batch: int(min(n, maxDirect))}
-		end, err := p.bus.direct(ctx, stream, q, func(m *storedMsg, _ uint64) error {
+		end, err := p.core.direct(ctx, stream, q, func(m *storedMsg, _ uint64) error {
 			start = m.seq + 1
 			n--
 			return f(m)

@@ -228,7 +228,7 @@ func (p *path) forget() {
 
 // probeEvery is how often each connection, and each consumer of which the hub holds something, is
 // asked.
-func (b *Bus) probeEvery() time.Duration { return max(margin(b.cfg.AckWait)/5, 10*time.Millisecond) }
+func (c *core) probeEvery() time.Duration { return max(margin(c.cfg.AckWait)/5, 10*time.Millisecond) }
 
 // probePaths asks over each connection whether it is open, and each consumer of which the hub holds
 // something whether it hears us, until the bus closes.
@@ -274,13 +274,13 @@ func (l *link) probe(now int64) {
 	}
 	answered := func() {
 		l.echo.end(now, true)
-		l.bus.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
+		l.core.hooks.heard(l)
 	}
 	err := l.askUntil(&nats.Msg{Subject: echoSubject}, now+int64(probeWait), askerFunc(func(_ *nats.Msg, err error) {
 		switch {
 		case err != nil:
 			l.echo.end(now, false)
-		case now-l.echo.heard.Load() <= 2*int64(l.bus.probeEvery()):
+		case now-l.echo.heard.Load() <= 2*int64(l.core.probeEvery()):
 			answered()
 		case l.nc.Barrier(answered) != nil:
 			l.echo.end(now, false)

@@ -26,8 +26,8 @@ const maxPull = 1_000
 // newPuller makes a puller of a consumer, which may be made later. The caller closes it. It asks
 // over the connection over which the consumer is made: the servers behind others may learn of the
 // consumer later.
-func (b *Bus) newPuller(stream, consumer string) (*puller, error) {
-	p := &puller{link: b.links[0], subject: b.api + "CONSUMER.MSG.NEXT." + stream + "." + consumer, inbox: nats.NewInbox()}
+func (c *core) newPuller(stream, consumer string) (*puller, error) {
+	p := &puller{link: c.links[0], subject: c.api + "CONSUMER.MSG.NEXT." + stream + "." + consumer, inbox: nats.NewInbox()}
 	// all that may come, so that nothing is ever dropped
 	p.batches = make(chan *nats.Msg, maxPull+2)
 	var err error

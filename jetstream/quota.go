@@ -19,7 +19,7 @@ const ownClient = "\x00"
 // ration counts what clients bring into being. Only those clients are held that made something not
 // long ago.
 type ration struct {
-	bus   *Bus
+	core  *core
 	limit string // its name
 	what  string
 	burst int
@@ -28,7 +28,7 @@ type ration struct {
 
 // newRation makes a ration of burst things at once for each client, and then one every newRefill.
 func newRation(b *Bus, limit, what string, burst int) *ration {
-	return &ration{bus: b, limit: limit, what: what, burst: burst, set: quota.New(1/newRefill.Seconds(), burst, b.limits.Topics, nil)}
+	return &ration{core: b.core, limit: limit, what: what, burst: burst, set: quota.New(1/newRefill.Seconds(), burst, b.limits.Topics, nil)}
 }
 
 // take counts one thing that the client is about to bring into being, or returns the refusal. "" is
@@ -41,7 +41,7 @@ func (r *ration) take(client string) error {
 	if wait == 0 {
 		return nil
 	}
-	r.bus.obs.LimitReached(r.limit)
+	r.core.obs.LimitReached(r.limit)
 	return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new %s, which is its limit: one more is allowed every %v", r.burst, r.what, newRefill), Wait: wait}
 }
 

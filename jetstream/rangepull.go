@@ -33,7 +33,7 @@ var errPulled = errors.New("jetstream: a range has no more messages")
 // of its reader. The server forgets the consumer by itself when the hub dies. A message that is
 // lost on the way ends the rangePull; the reader begins a new one behind the last message.
 type rangePull struct {
-	bus     *Bus
+	core    *core
 	link    *link
 	stream  string
 	name    string // of the consumer
@@ -67,7 +67,7 @@ func (b *Bus) openRangePull(ctx context.Context, stream string, from uint64, sub
 		// The consumer is made over this connection. Servers behind others may learn of it later.
 		link = b.links[0]
 	}
-	p := &rangePull{bus: b, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
+	p := &rangePull{core: b.core, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
 	p.subject = b.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
 	p.came = make(chan *nats.Msg, 4*p.batch+16) // and what ends pulls
 	var err error
@@ -238,7 +238,7 @@ func (p *rangePull) wait(ctx context.Context) (*nats.Msg, error) {
 		return m, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-p.bus.ctx.Done():
+	case <-p.core.ctx.Done():
 		return nil, ErrClosed
 	case <-p.silence.C:
 		return nil, fmt.Errorf("%w: the server is silent", errFeedCut)
@@ -251,5 +251,5 @@ func (p *rangePull) close(ctx context.Context) {
 	_ = p.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = p.bus.js.DeleteConsumer(ctx, p.stream, p.name)
+	_ = p.core.js.DeleteConsumer(ctx, p.stream, p.name)
 }

@@ -64,7 +64,7 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	update := func(ctx context.Context) (natsjs.Stream, error) {
 		return b.changeStream(ctx, c.Stream, func(cfg *natsjs.StreamConfig) { cfg.Replicas = c.Want })
 	}
-	if _, err := whenUp(ctx, b, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
+	if _, err := whenUp(ctx, b.core, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
 		return fmt.Errorf("stream %s: %w; check that the cluster has %d servers with JetStream", c.Stream, err, c.Want)
 	}
 	ctx, cancel := context.WithTimeout(ctx, replicasWait)

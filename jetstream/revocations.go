@@ -32,7 +32,7 @@ type Revocations struct{ bus *Bus }
 func (a Admin) Revocations() Revocations { return Revocations(a) }
 
 func (r Revocations) bucket() sharedBucket {
-	return sharedBucket{bus: r.bus, name: revokedBucket, description: "revoked tokens", max: MaxRevocations}
+	return sharedBucket{core: r.bus.core, name: revokedBucket, description: "revoked tokens", max: MaxRevocations}
 }
 
 // Put stores an entry under a key of 1..200 letters, digits, -, _ and dots, or replaces the entry

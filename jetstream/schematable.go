@@ -166,7 +166,7 @@ func newSchemaTable(b *Bus) *schemaTable {
 }
 
 func (t *schemaTable) bucket() sharedBucket {
-	return sharedBucket{bus: t.bus, name: schemasBucket, description: "schemas of topics", max: MaxSchemas, maxEntry: maxSchemaEntry, fixed: true}
+	return sharedBucket{core: t.bus.core, name: schemasBucket, description: "schemas of topics", max: MaxSchemas, maxEntry: maxSchemaEntry, fixed: true}
 }
 
 // open waits until all schemas are known, if a rule asks for schemas: no event passes unseen.

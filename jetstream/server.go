@@ -57,14 +57,14 @@ func (e *StorageError) Error() string {
 }
 
 // serverFailing notes whether the server can write its streams.
-func (b *Bus) serverFailing(streams int, cause string) {
+func (c *core) serverFailing(streams int, cause string) {
 	if cause == "" {
-		b.unstored.Store(nil)
-		b.obs.Gauge(GaugeStreamsFailed, 0)
+		c.unstored.Store(nil)
+		c.obs.Gauge(GaugeStreamsFailed, 0)
 		return
 	}
-	b.unstored.Store(&StorageError{Streams: streams, Cause: cause})
-	b.obs.Gauge(GaugeStreamsFailed, float64(max(1, streams)))
+	c.unstored.Store(&StorageError{Streams: streams, Cause: cause})
+	c.obs.Gauge(GaugeStreamsFailed, float64(max(1, streams)))
 }
 
 // serverRestarted makes a server ready that has just been restarted. For the bus it is as if a NATS

@@ -212,7 +212,7 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 		Deliver string           `json:"deliver_subject"`
 	}
 	begin := func() (restoreAnswer, error) {
-		return whenUp(ctx, b, func() (a restoreAnswer, err error) {
+		return whenUp(ctx, b.core, func() (a restoreAnswer, err error) {
 			ctx, cancel := context.WithTimeout(ctx, b.cfg.openWait/2)
 			defer cancel()
 			if err := b.askServer(ctx, "STREAM.RESTORE."+stream, ask, &a); err != nil {

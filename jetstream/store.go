@@ -124,7 +124,7 @@ func (b *Bus) checkRestored(ctx context.Context) error {
 func (s *Store) mark(ctx context.Context, replicas int) (remove func(context.Context) error, err error) {
 	cfg := natsjs.StreamConfig{Name: restoreMark, Subjects: []string{"$EVENTHUB.RESTORE"}, Description: "eventhub: a restore is running", MaxMsgs: 1, Replicas: max(replicas, 1)}
 	create := func() (natsjs.Stream, error) { return s.bus.js.CreateStream(ctx, cfg) }
-	if _, err := whenUp(ctx, s.bus, create); err != nil {
+	if _, err := whenUp(ctx, s.bus.core, create); err != nil {
 		return nil, fmt.Errorf("nats at %s: make stream %s: %w", s.bus.where(), restoreMark, err)
 	}
 	return func(ctx context.Context) error { return s.bus.js.DeleteStream(ctx, restoreMark) }, nil

@@ -284,8 +284,8 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 }
 
 // findStream returns ErrNotFound for a stream that does not exist.
-func (b *Bus) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, error) {
-	s, err := b.js.Stream(ctx, name)
+func (c *core) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, error) {
+	s, err := c.js.Stream(ctx, name)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil, ErrNotFound
 	}
@@ -447,11 +447,11 @@ func (b *Bus) notMade(err error) error {
 const errNoPeers natsjs.ErrorCode = 10005
 
 // unavailable wraps a failure of NATS so that a client learns no more than that.
-func (b *Bus) unavailable(err error) error {
+func (c *core) unavailable(err error) error {
 	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
-	if b.closing() {
+	if c.closing() {
 		return ErrClosed
 	}
 	return &Error{Code: CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}

@@ -18,7 +18,7 @@ func blockReplies(t *testing.T, l *link) (release func()) {
 	t.Helper()
 	ch := make(chan struct{})
 	in := make(chan struct{})
-	if err := l.ask(&nats.Msg{Subject: echoSubject}, l.bus.clock.now(), askerFunc(func(*nats.Msg, error) { close(in); <-ch })); err != nil {
+	if err := l.ask(&nats.Msg{Subject: echoSubject}, l.core.clock.now(), askerFunc(func(*nats.Msg, error) { close(in); <-ch })); err != nil {
 		t.Fatal(err)
 	}
 	<-in
