@@ -70,79 +70,79 @@ const minWindow = 100 * time.Millisecond
 
 // ensureBucket makes the bucket of a compacted topic unless it exists. One that exists is left as
 // it is, whatever it looks like; but one that is filled from elsewhere is refused.
-func (b *Bus) ensureBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig) error {
-	_, err := b.meetBucket(ctx, t, source, false)
+func (s *streams) ensureBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig) error {
+	_, err := s.meetBucket(ctx, t, source, false)
 	return err
 }
 
 // meetBucket is ensureBucket, and returns how many entries the bucket has. made says that the
 // topic's stream has just been made.
-func (b *Bus) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig, made bool) (entries uint64, err error) {
+func (s *streams) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig, made bool) (entries uint64, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	info, err := b.findStream(ctx, t.bucket.stream)
+	info, err := s.findStream(ctx, t.bucket.stream)
 	if errors.Is(err, ErrNotFound) {
-		if info, err = b.createBucket(ctx, t, source); err != nil {
-			return 0, b.notMade(err)
+		if info, err = s.createBucket(ctx, t, source); err != nil {
+			return 0, s.notMade(err)
 		}
 		made = false
 	}
 	if err != nil {
-		return 0, b.unavailable(err)
+		return 0, s.unavailable(err)
 	}
 	if t.bucket.foreign(t.name, t.stream.name, info) {
 		return 0, &Error{Code: CodeBadTopic, Msg: "the KV bucket that this compacted topic needs exists and is not the event bus's: choose another topic, or remove bucket " + strings.TrimPrefix(t.bucket.stream, "KV_")}
 	}
 	if faults := t.bucket.faults(t.name, t.stream.name, info); len(faults) > 0 {
-		b.often.Log(ctx, slog.LevelWarn, "the bucket of a compacted topic is not as it should be", t.name, slog.String("topic", t.name),
+		s.often.Log(ctx, slog.LevelWarn, "the bucket of a compacted topic is not as it should be", t.name, slog.String("topic", t.name),
 			slog.String("stream", t.bucket.stream), slog.String("faults", strings.Join(faults, "; ")))
 	} else if made {
-		b.restartSource(ctx, t, info)
+		s.restartSource(ctx, t, info)
 	}
 	return info.State.Msgs, nil
 }
 
 // restartSource has the server look for the source again: of a stream that was removed and made
 // again it takes no notice for up to 20 s otherwise.
-func (b *Bus) restartSource(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) {
+func (s *streams) restartSource(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) {
 	off := info.Config
 	off.Sources = nil
 	off.Duplicates = minWindow // without sources a window is needed
-	_, err := b.js.UpdateStream(ctx, off)
+	_, err := s.js.UpdateStream(ctx, off)
 	if err == nil {
-		_, err = b.js.UpdateStream(ctx, info.Config)
+		_, err = s.js.UpdateStream(ctx, info.Config)
 	}
 	if err != nil {
-		b.log.WarnContext(ctx, "the source of a bucket could not be started again: repair it", slog.String("topic", t.name),
+		s.log.WarnContext(ctx, "the source of a bucket could not be started again: repair it", slog.String("topic", t.name),
 			slog.String("stream", t.bucket.stream), slog.Any("error", err))
 	}
 }
 
-func (b *Bus) createBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig) (*natsjs.StreamInfo, error) {
-	if err := b.awaitGone(ctx, t.bucket.stream); err != nil {
+func (s *streams) createBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig) (*natsjs.StreamInfo, error) {
+	if err := s.awaitGone(ctx, t.bucket.stream); err != nil {
 		return nil, err
 	}
 	cfg := t.bucket.config(t.name, source)
-	s, err := b.js.CreateStream(ctx, cfg)
+	made, err := s.js.CreateStream(ctx, cfg)
 	if raced(err) {
-		return b.findStream(ctx, cfg.Name)
+		return s.findStream(ctx, cfg.Name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create bucket %s for topic %s: %w", cfg.Name, t.name, err)
 	}
-	info := s.CachedInfo()
+	info := made.CachedInfo()
 	if info.Config.Duplicates > minWindow {
 		cfg.Duplicates = minWindow
-		s, err = b.js.UpdateStream(ctx, cfg)
+		made, err = s.js.UpdateStream(ctx, cfg)
 		if raced(err) {
-			return b.findStream(ctx, cfg.Name)
+			return s.findStream(ctx, cfg.Name)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, t.name, err)
 		}
-		info = s.CachedInfo()
+		info = made.CachedInfo()
 	}
-	b.log.InfoContext(ctx, "bucket made", slog.String("topic", t.name), slog.String("stream", cfg.Name))
+	s.log.InfoContext(ctx, "bucket made", slog.String("topic", t.name), slog.String("stream", cfg.Name))
 	return info, nil
 }
 

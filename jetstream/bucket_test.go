@@ -185,7 +185,7 @@ func TestBucketWhoseSourceIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Topics: compactedRules})
 	set(t, b, "state.a", "k", "1")
-	at := b.known("state.a")
+	at := b.streams.known("state.a")
 	source, err := b.findStream(t.Context(), at.stream.name)
 	if err != nil {
 		t.Fatal(err)
@@ -198,11 +198,11 @@ func TestBucketWhoseSourceIsStartedAgain(t *testing.T) {
 	var other sync.WaitGroup
 	other.Go(func() {
 		for ctx.Err() == nil {
-			b.restartSource(t.Context(), at, info)
+			b.streams.restartSource(t.Context(), at, info)
 		}
 	})
 	for range 300 {
-		if _, err := b.createBucket(t.Context(), at, &source.Config); err != nil {
+		if _, err := b.streams.createBucket(t.Context(), at, &source.Config); err != nil {
 			t.Error(err)
 			break
 		}

@@ -52,7 +52,7 @@ func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 			if !rule.Compaction || rule.streamName(topic) != info.Config.Name {
 				continue
 			}
-			if t, err := b.newTopic(topic, info, rule, false); err == nil {
+			if t, err := b.streams.newTopic(topic, info, rule, false); err == nil {
 				found = append(found, t)
 			}
 			break // the other subject is that of events with a key
@@ -182,10 +182,10 @@ func (b *Bus) lookAfterBuckets() {
 
 // compactedTopics are those that this hub knows.
 func (b *Bus) compactedTopics() []*topicInfo {
-	b.topics.mu.RLock()
-	defer b.topics.mu.RUnlock()
+	b.streams.topics.mu.RLock()
+	defer b.streams.topics.mu.RUnlock()
 	var found []*topicInfo
-	for _, t := range b.topics.byName {
+	for _, t := range b.streams.topics.byName {
 		if t.bucket != nil {
 			found = append(found, t)
 		}
@@ -203,7 +203,7 @@ func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error 
 	met := make(map[string]bool, len(reports))
 	for _, r := range reports {
 		met[r.Topic] = true
-		if t := b.known(r.Topic); t != nil && t.keys != nil {
+		if t := b.streams.known(r.Topic); t != nil && t.keys != nil {
 			removed += t.keys.looked(r.Entries)
 		}
 		faults := strings.Join(r.Faults, "; ")

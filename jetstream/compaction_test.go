@@ -66,7 +66,7 @@ type keyTruth struct {
 func (k *keyWriter) run(t *testing.T) {
 	t.Helper()
 	var err error
-	if k.topic, err = k.hubs[0].topic(t.Context(), compactionTopic, ""); err != nil {
+	if k.topic, err = k.hubs[0].streams.topic(t.Context(), compactionTopic, ""); err != nil {
 		t.Fatal(err)
 	}
 	streams := []string{k.topic.stream.name, k.topic.bucket.stream}

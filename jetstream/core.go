@@ -23,7 +23,7 @@ type core struct {
 	clock  *clock
 
 	links      []*link
-	hooks      linkHooks     // set before there are links
+	linkHooks  linkHooks     // set before there are links
 	turn       atomic.Uint32 // deals the links out
 	js         manager       // over links[0]; for what is not hot
 	api        string        // prefix of the JetStream API subjects

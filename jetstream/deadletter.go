@@ -177,7 +177,7 @@ type deadEvent struct {
 // message, or into the messages that its stream takes, is stored without the payload.
 func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 	// not admitted: a letter is larger than what it wraps, and has no key
-	t, err := b.topic(ctx, dlqPrefix+l.original.Topic, "")
+	t, err := b.streams.topic(ctx, dlqPrefix+l.original.Topic, "")
 	if err != nil {
 		return err
 	}

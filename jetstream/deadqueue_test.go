@@ -18,7 +18,7 @@ type letters struct {
 
 func deadStream(t *testing.T, b *Bus) *letters {
 	t.Helper()
-	if _, err := b.topic(t.Context(), "dlq.any", ""); err != nil {
+	if _, err := b.streams.topic(t.Context(), "dlq.any", ""); err != nil {
 		t.Fatal(err)
 	}
 	l := &letters{t: t, b: b}

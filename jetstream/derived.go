@@ -43,6 +43,12 @@ func (b *Bus) derivedKeysOf(topic string) *derivedKeys {
 	return nil
 }
 
+// equip gives a topic what its publishes need.
+func (b *Bus) equip(t *topicInfo, rule *TopicRule) {
+	t.derived = b.derivedKeysOf(t.name)
+	t.schema = b.schemaGate(t.name, rule)
+}
+
 // admit returns an *Error if the event makes a new key, and client may make no more.
 func (k *derivedKeys) admit(payload []byte, client string) error {
 	if client == "" || strings.HasPrefix(client, ownClient) {
@@ -84,7 +90,7 @@ func (k *derivedKeys) counted(h uint64) bool {
 // exists reports whether the topic has a key, as far as this hub knows. While the hub reads the
 // keys of the topic, any may be one.
 func (k *derivedKeys) exists(h uint64) bool {
-	t := k.bus.known(k.Of)
+	t := k.bus.streams.known(k.Of)
 	if t == nil || t.keys == nil {
 		return false
 	}

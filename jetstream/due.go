@@ -377,7 +377,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 		}
 		r.settle(reply, nakAfter(wait))
 	}
-	t, err := b.topic(ctx, topic, "")
+	t, err := b.streams.topic(ctx, topic, "")
 	if err == nil {
 		err = r.out.send(ctx, t, e.msg.Data, &opts, done)
 	}

@@ -14,11 +14,11 @@ import (
 // settings are those of the consumer that a group now is.
 func settings(t *testing.T, b *Bus, topic, group string) natsjs.ConsumerConfig {
 	t.Helper()
-	ptr, err := b.generations.get(t.Context(), b.known(topic), group)
+	ptr, err := b.generations.get(t.Context(), b.streams.known(topic), group)
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.groupConsumer(t.Context(), b.known(topic), &ptr)
+	info, err := b.groupConsumer(t.Context(), b.streams.known(topic), &ptr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
 				wg.Go(func() { members[i] = take(t, b, "race", group, SubscribeOptions{}) })
 			}
 			wg.Wait()
-			topic := one.known("race")
+			topic := one.streams.known("race")
 			ptr, err := one.generations.get(t.Context(), topic, group)
 			if err != nil || !ptr.Durable {
 				t.Fatalf("%+v, %v", ptr, err)
@@ -149,7 +149,7 @@ func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	publish(t, b, "crash", numbers(3)...)
 	eve := take(t, b, "crash", "g", SubscribeOptions{From: FromEarliest, GroupTTL: memoryTTL, MaxInFlight: 1, BatchSize: 1})
 	d := eve.next()
-	topic := b.known("crash")
+	topic := b.streams.known("crash")
 	ptr, err := b.generations.get(t.Context(), topic, "g")
 	if err != nil {
 		t.Fatal(err)

@@ -295,7 +295,7 @@ type settledEvent struct {
 func (r *groupReader) topic(ctx context.Context, name string) (*topicInfo, error) {
 	return r.topics.get(name, func() (t *topicInfo, err error) {
 		err = r.within(ctx, r.bus.rule(name).streamName(name), func(ctx context.Context) error {
-			t, err = r.bus.existing(ctx, name)
+			t, err = r.bus.streams.existing(ctx, name)
 			return err
 		})
 		return t, err

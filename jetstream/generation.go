@@ -247,11 +247,11 @@ func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
 
 // topicDeleted has this hub forget a stream that is deleted, and its members look.
 func (b *Bus) topicDeleted(name string, created time.Time) {
-	b.topics.mu.RLock()
-	s := b.topics.streams[name]
-	b.topics.mu.RUnlock()
+	b.streams.topics.mu.RLock()
+	s := b.streams.topics.streams[name]
+	b.streams.topics.mu.RUnlock()
 	if s != nil && s.created.Equal(created) {
-		b.forget(s)
+		b.streams.forget(s)
 	}
 	b.eachSubscription(func(s *Subscription) {
 		s.mu.Lock()
@@ -327,7 +327,7 @@ func (b *Bus) sweepGroups() {
 		case <-b.ctx.Done():
 			return
 		case <-tick.C:
-			if err := b.makers.sweep(b.ctx, "", sweepAge); err != nil && b.ctx.Err() == nil {
+			if err := b.streams.makers.sweep(b.ctx, "", sweepAge); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("failed to look for notes of groups that are gone; retrying", slog.Any("error", err))
 			}
 			if err := b.generations.sweep(b.ctx, deletedAge); err != nil && b.ctx.Err() == nil {
@@ -336,12 +336,12 @@ func (b *Bus) sweepGroups() {
 			if err := b.sweepPutBack(b.ctx, sweepAge); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("failed to look for events that were put back to groups that are gone; retrying", slog.Any("error", err))
 			}
-			b.topics.mu.RLock()
-			streams := make([]*stream, 0, len(b.topics.streams))
-			for _, s := range b.topics.streams {
+			b.streams.topics.mu.RLock()
+			streams := make([]*stream, 0, len(b.streams.topics.streams))
+			for _, s := range b.streams.topics.streams {
 				streams = append(streams, s)
 			}
-			b.topics.mu.RUnlock()
+			b.streams.topics.mu.RUnlock()
 			for _, s := range streams {
 				if err := b.sweepStream(b.ctx, s, sweepAge); err != nil && b.ctx.Err() == nil {
 					b.log.Warn("left consumers could not be looked for", slog.String("stream", s.name), slog.Any("error", err))
@@ -358,7 +358,8 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 		return err
 	}
 	if !native.StreamMade(handle.CachedInfo()).Equal(s.created) {
-		b.forget(s) // created again: what this hub knows of it says nothing about its groups
+		// The stream was made again, and what this hub knows says nothing of its groups.
+		b.streams.forget(s)
 		return nil
 	}
 	consumers := handle.ListConsumers(ctx)

@@ -247,7 +247,7 @@ func (b *Bus) join(ctx context.Context, j *joining) (*group, error) {
 	var noted entry
 	g, err := b.joinNoting(ctx, j, &noted)
 	if noted.subject != "" && (err != nil || g.maker != noted.client) {
-		b.makers.forget(ctx, noted) // it was not made, or by another
+		b.streams.makers.forget(ctx, noted) // it was not made, or by another
 	}
 	return g, err
 }
@@ -391,7 +391,7 @@ func (b *Bus) mayMakeGroup(ctx context.Context, t *topicInfo, j *joining, consum
 	if j.free {
 		return entry{}, nil
 	}
-	return b.makers.note(ctx, t, j.group, j.client)
+	return b.streams.makers.note(ctx, t, j.group, j.client)
 }
 
 // makeDurable takes the TTL from a group that a member joins without one, so that nobody ends a
@@ -502,7 +502,7 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 // meanwhile.
 func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
 	for range 3 {
-		t, err := b.topic(ctx, topic, client)
+		t, err := b.streams.topic(ctx, topic, client)
 		if err != nil {
 			return nil, natsjs.StreamState{}, err
 		}
@@ -513,7 +513,7 @@ func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo,
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, natsjs.StreamState{}, b.unavailable(err)
 		}
-		b.forget(t.stream)
+		b.streams.forget(t.stream)
 	}
 	return nil, natsjs.StreamState{}, &Error{Code: CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
 }
@@ -521,20 +521,20 @@ func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo,
 // freshExisting is freshTopic for those who read: it makes nothing, and returns ErrNotFound
 // instead.
 func (b *Bus) freshExisting(ctx context.Context, topic string) (*topicInfo, natsjs.StreamState, error) {
-	t, err := b.existing(ctx, topic)
+	t, err := b.streams.existing(ctx, topic)
 	if err != nil {
 		return nil, natsjs.StreamState{}, err
 	}
 	info, err := b.findStream(ctx, t.stream.name)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		b.forget(t.stream)
+		b.streams.forget(t.stream)
 		return nil, natsjs.StreamState{}, ErrNotFound
 	case err != nil:
 		return nil, natsjs.StreamState{}, b.unavailable(err)
 	case !native.StreamMade(info).Equal(t.stream.created):
-		b.forget(t.stream)
-		if t, err = b.existing(ctx, topic); err != nil {
+		b.streams.forget(t.stream)
+		if t, err = b.streams.existing(ctx, topic); err != nil {
 			return nil, natsjs.StreamState{}, err
 		}
 	}
@@ -551,7 +551,7 @@ func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.
 	case errors.Is(err, natsjs.ErrConsumerNotFound):
 		return nil, ErrNotFound
 	case errors.Is(err, natsjs.ErrStreamNotFound):
-		b.forget(t.stream)
+		b.streams.forget(t.stream)
 		return nil, fmt.Errorf("%w: topic %s", errStreamGone, t.name)
 	case err != nil:
 		return nil, fmt.Errorf("jetstream: consumer %s of stream %s: %w", name, t.stream.name, err)

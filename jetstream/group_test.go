@@ -104,7 +104,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 			t.Fatalf("two groups: %s and %s", starts[0].consumer, starts[1].consumer)
 		}
 		// Whoever was first decided for both: all that is stored, or none of it.
-		info, err := one.consumer(t.Context(), one.known("race"), starts[0].consumer)
+		info, err := one.consumer(t.Context(), one.streams.known("race"), starts[0].consumer)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -295,7 +295,7 @@ func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 		seen[string(d.Event.Payload)] = true
 		_ = d.Ack()
 	}
-	topic := b.known("seeks")
+	topic := b.streams.known("seeks")
 	eventually(t, "one consumer", func() bool {
 		s, err := b.js.Stream(t.Context(), topic.stream.name)
 		return err == nil && s.CachedInfo().State.Consumers == 1
@@ -306,7 +306,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "sweep", "1")
-	topic := b.known("sweep")
+	topic := b.streams.known("sweep")
 	if err := b.Group("sweep", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
@@ -484,7 +484,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 	if err := b.Group("moved", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	ptr, err := b.generations.get(t.Context(), b.known("moved"), "g")
+	ptr, err := b.generations.get(t.Context(), b.streams.known("moved"), "g")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -528,7 +528,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	old := publish(t, b, "add.c", "old")[0]
-	topic, err := b.existing(t.Context(), "add.c")
+	topic, err := b.streams.existing(t.Context(), "add.c")
 	if err != nil {
 		t.Fatal(err)
 	}

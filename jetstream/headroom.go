@@ -59,17 +59,17 @@ type headroom struct {
 
 // headrooms are those of files and of memory.
 type headrooms struct {
-	bus          *Bus
+	core         *core
 	file, memory headroom
 	wake         chan struct{}
 	published    *quota.Set // bytes, by client
 	stored       *quota.Set // the same over storedAge; nil: any
 }
 
-func newHeadrooms(b *Bus) *headrooms {
-	h := &headrooms{bus: b, wake: make(chan struct{}, 1), published: quota.New(float64(b.limits.PublishRate), b.limits.PublishBurst, b.limits.Topics, nil)}
+func newHeadrooms(c *core) *headrooms {
+	h := &headrooms{core: c, wake: make(chan struct{}, 1), published: quota.New(float64(c.limits.PublishRate), c.limits.PublishBurst, c.limits.Topics, nil)}
 	for storage, r := range map[string]*headroom{"file": &h.file, "memory": &h.memory} {
-		r.core, r.storage = b.core, storage
+		r.core, r.storage = c, storage
 		r.left.Store(unbounded)
 	}
 	return h
@@ -110,7 +110,7 @@ func (h *headrooms) admit(p *Publisher, s *stream, opts *PublishOptions, client 
 		return nil
 	}
 	if !h.take(s.headroom, opts.bytes*s.copies, opts.Tombstone) {
-		h.bus.obs.LimitReached("storage_reserve")
+		h.core.obs.LimitReached("storage_reserve")
 		return storageLow(nil)
 	}
 	return nil
@@ -135,12 +135,12 @@ func (h *headrooms) ration(p *Publisher, s *stream, opts *PublishOptions, client
 		wait = h.published.TakeN(client, int(taken))
 	}
 	if wait > 0 {
-		h.bus.obs.LimitReached("publish_rate")
+		h.core.obs.LimitReached("publish_rate")
 		return &Error{Code: CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
 	}
 	if wait := h.stored.TakeN(client, int(taken)); wait > 0 && s.headroom.short() && !opts.Tombstone {
-		h.bus.obs.LimitReached("storage_share")
-		h.bus.often.Log(h.bus.ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
+		h.core.obs.LimitReached("storage_share")
+		h.core.often.Log(h.core.ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
 		return &Error{Code: CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}
 	}
 	p.advance.Add(taken - n)
@@ -196,7 +196,7 @@ const (
 
 // watch asks NATS for its room until the bus closes.
 func (h *headrooms) watch() {
-	b := h.bus
+	b := h.core
 	every := cmp.Or(b.cfg.askStorage, headroomEvery)
 	tick := time.NewTimer(every)
 	defer tick.Stop()
@@ -215,9 +215,9 @@ func (h *headrooms) watch() {
 
 // look asks NATS for its room.
 func (h *headrooms) look() {
-	b := h.bus
+	b := h.core
 	file, memory := h.file.answered.Load(), h.memory.answered.Load()
-	info, err := b.Admin().NATS().Info(b.ctx)
+	info, err := b.askNATS(b.ctx)
 	if err != nil {
 		if b.ctx.Err() == nil {
 			b.often.Log(b.ctx, slog.LevelWarn, "failed to ask NATS how much it may still store; retrying", "", slog.Any("error", err))
@@ -264,18 +264,18 @@ func (r *headroom) set(low bool) {
 // begin asks NATS for the first time, which says what a share of the store is.
 func (h *headrooms) begin() {
 	h.look()
-	share := h.bus.limits.StorageShare
+	share := h.core.limits.StorageShare
 	if left := h.file.left.Load(); share == 0 && left < unbounded {
 		share = int(max(left/shareOf, h.file.reserve.Load()))
 	}
 	if share > 0 {
-		h.stored = quota.New(float64(share)/storedAge.Seconds(), share, h.bus.limits.Topics, nil)
+		h.stored = quota.New(float64(share)/storedAge.Seconds(), share, h.core.limits.Topics, nil)
 	}
-	h.bus.start(h.watch)
+	h.core.start(h.watch)
 }
 
 // StorageLow reports whether clients store nothing now, because the files or the memory of NATS
 // have no room left beyond Limits.StorageReserve.
 func (n NATS) StorageLow() (file, memory bool) {
-	return n.bus.headrooms.file.low.Load(), n.bus.headrooms.memory.low.Load()
+	return n.bus.streams.headrooms.file.low.Load(), n.bus.streams.headrooms.memory.low.Load()
 }

@@ -149,7 +149,7 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 					t.Errorf("a publish of a client to %s: %q", topic, code)
 				}
 			}
-			if _, err := b.existing(t.Context(), "new"); !errors.Is(err, ErrNotFound) {
+			if _, err := b.streams.existing(t.Context(), "new"); !errors.Is(err, ErrNotFound) {
 				t.Errorf("a topic was made for a client: %v", err)
 			}
 			// An event that waits here takes nothing of the disk of a NATS elsewhere.

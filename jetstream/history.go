@@ -51,7 +51,7 @@ func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
 // A leader that was elected a moment ago may lack the newest events; Bounds tells how far it is.
 func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Event, error) {
 	b, topic := h.bus, h.topic
-	t, err := b.existing(ctx, topic)
+	t, err := b.streams.existing(ctx, topic)
 	if err != nil {
 		return nil, err
 	}

@@ -263,7 +263,7 @@ func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 			continue
 		}
 		status.Topic, status.Rule = s.topic, s.rule.Pattern
-		if k := b.newKeeping(s.rule, &info.Config); k != nil {
+		if k := b.streams.newKeeping(s.rule, &info.Config); k != nil {
 			status.OnFull, status.Age = OnFullReject, k.age
 		}
 		if s.topic != "" {

@@ -53,6 +53,7 @@ var minServer = [2]int{2, 11}
 // must not call Close.
 type Bus struct {
 	*core
+	streams *streams
 
 	firstLetters firstLetters
 	lagEvents    lagEvents
@@ -76,17 +77,11 @@ type Bus struct {
 	puttingBack   chan struct{}
 	backups       backups
 
-	headrooms *headrooms
-	topics    topicTable
-	newTopics *ration
-	newGroups *ration
-	makers    *makers
 	newKeys   *quota.Set // keys of compacted topics, by the client that made them
 	keyShares *quota.Set // the same over keyShareTime
 	// keys that projections make from events, by the client that published these
 	newDerived *quota.Set
 	keyLooks   *quota.Set    // look-ups of keys that would be refused, by client
-	reserved   reservations  // topics that were counted before they are made
 	clients    atomic.Uint64 // that nobody named
 	publisher  *Publisher    // of Bus.Publish
 
@@ -103,7 +98,6 @@ type Bus struct {
 	unsaved   unsaved
 	returns   returns       // of subscriptions without a Holder
 	resting   restingGroups // whose last member here has left
-	keepNow   chan struct{} // wakes keepTopics
 	soon      soon
 	probed    atomic.Int64 // when the paths were last asked, in the clock of the bus
 
@@ -137,14 +131,9 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		core:   newCore(ctx, cfg),
 		subs:   make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
-		keepNow: make(chan struct{}, 1),
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
-		topics:  topicTable{byName: make(map[string]*topicInfo), streams: make(map[string]*stream), making: make(map[string]chan struct{}), gone: make(map[string]int64), read: make(map[string]readTopic)},
 	}
-	b.newTopics = newRation(b, "topics_per_client", "topics", b.limits.TopicsPerClient)
-	b.newGroups = newRation(b, "groups_per_client", "groups", b.limits.GroupsPerClient)
-	b.makers = newMakers(b)
-	b.headrooms = newHeadrooms(b)
+	b.streams = newStreams(b.core)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
 	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
@@ -155,10 +144,11 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
 	b.native = newNativeMaps(b)
-	b.hooks = linkHooks{b.linkCut, b.linkLost, b.linkReturning, b.linkBack, b.linkHeard, b.native.streamChanged}
+	b.linkHooks = linkHooks{b.linkCut, b.linkLost, b.linkReturning, b.linkBack, b.linkHeard, b.native.streamChanged}
 	b.listings = &listings{bus: b}
 	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
+	b.streams.streamHooks = streamHooks{b.equip, b.newKeySet, b.ids.drop, b.finishDeletion}
 	return b, nil
 }
 
@@ -209,7 +199,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
-	b.headrooms.begin()
+	b.streams.headrooms.begin()
 	b.publisher = b.newPublisher("")
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.lastTick.Store(b.clock.now())
@@ -277,7 +267,7 @@ func (c *core) checkServer(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	c.js = manager{js, publishWait, c.hooks.changed}
+	c.js = manager{js, publishWait, c.linkHooks.changed}
 	info := c.js.within(c.cfg.openWait).AccountInfo
 	if _, err := whenUp(ctx, c, func() (*natsjs.AccountInfo, error) { return info(ctx) }); err != nil {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", c.where(), err)

@@ -64,7 +64,7 @@ type keeping struct {
 	ignored map[string]bool // consumers that hold nothing; bounded by those of the stream
 }
 
-func (b *Bus) newKeeping(rule *TopicRule, cfg *natsjs.StreamConfig) *keeping {
+func (s *streams) newKeeping(rule *TopicRule, cfg *natsjs.StreamConfig) *keeping {
 	if rule.OnFull != OnFullReject || cfg.Discard != natsjs.DiscardNew {
 		return nil
 	}
@@ -75,7 +75,7 @@ func (b *Bus) newKeeping(rule *TopicRule, cfg *natsjs.StreamConfig) *keeping {
 	if cfg.MaxBytes > 0 {
 		every = min(every, cfg.MaxBytes/(2*keepOf)/usualEvent)
 	}
-	return &keeping{wake: b.keepNow, every: max(every, 1), age: rule.MaxAge, groupAge: cmp.Or(rule.GroupAge, DefaultGroupAge), ignored: make(map[string]bool)}
+	return &keeping{wake: s.keepNow, every: max(every, 1), age: rule.MaxAge, groupAge: cmp.Or(rule.GroupAge, DefaultGroupAge), ignored: make(map[string]bool)}
 }
 
 // oneStored counts an event that the stream has stored.
@@ -130,7 +130,7 @@ func (b *Bus) keepTopics() {
 		select {
 		case <-b.ctx.Done():
 			return
-		case <-b.keepNow:
+		case <-b.streams.keepNow:
 		case <-tick.C:
 			all = true
 		}
@@ -163,10 +163,10 @@ func (b *Bus) findKept(ctx context.Context) (failed error) {
 	}
 	for _, info := range inv.streams {
 		s := inv.recognise(info)
-		if s.rule == nil || s.topic == "" || s.rule.OnFull != OnFullReject || b.known(s.topic) != nil {
+		if s.rule == nil || s.topic == "" || s.rule.OnFull != OnFullReject || b.streams.known(s.topic) != nil {
 			continue
 		}
-		if _, err := b.topic(ctx, s.topic, ""); err != nil {
+		if _, err := b.streams.topic(ctx, s.topic, ""); err != nil {
 			failed = errors.Join(failed, err)
 		}
 	}
@@ -175,9 +175,9 @@ func (b *Bus) findKept(ctx context.Context) (failed error) {
 
 // keptTopics are the topics that reject, as far as this hub knows them.
 func (b *Bus) keptTopics() (kept []*topicInfo) {
-	b.topics.mu.RLock()
-	defer b.topics.mu.RUnlock()
-	for _, t := range b.topics.byName {
+	b.streams.topics.mu.RLock()
+	defer b.streams.topics.mu.RUnlock()
+	for _, t := range b.streams.topics.byName {
 		if t.stream.keep != nil {
 			kept = append(kept, t)
 		}
@@ -194,7 +194,7 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	k := t.stream.keep
 	info, err := b.findStream(ctx, t.stream.name)
 	if errors.Is(err, ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.stream.created) {
-		b.forget(t.stream)
+		b.streams.forget(t.stream)
 		return nil
 	}
 	if err != nil {

@@ -31,7 +31,7 @@ func (b *Bus) Keys(topic string) Keys { return Keys{b, topic} }
 // returns ErrNotFound when the key is unknown or the topic does not exist.
 func (k Keys) Get(ctx context.Context, key string) (*Event, error) {
 	b, topic := k.bus, k.topic
-	t, err := b.readable(ctx, topic)
+	t, err := b.streams.readable(ctx, topic)
 	if err != nil {
 		return nil, b.readFailed(err)
 	}
@@ -76,7 +76,7 @@ func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*Event, er
 	if len(keys) < 2 {
 		return k.GetConsistent(ctx, keys)
 	}
-	t, err := b.readable(ctx, topic)
+	t, err := b.streams.readable(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
 		return map[string]*Event{}, nil
 	}
@@ -192,7 +192,7 @@ func (r *keysRead) take(m *storedMsg) {
 func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*Event, error) {
 	b, topic := k.bus, k.topic
 	found := make(map[string]*Event, len(keys))
-	t, err := b.readable(ctx, topic)
+	t, err := b.streams.readable(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
 		return found, nil
 	}

@@ -346,7 +346,7 @@ func TestCompactedTopicRefuses(t *testing.T) {
 				t.Errorf("%s: got %v", c.name, err)
 			}
 		}
-		if _, err := b.findStream(t.Context(), objectName("state.a")); b.known("state.a") == nil && !errors.Is(err, ErrNotFound) {
+		if _, err := b.findStream(t.Context(), objectName("state.a")); b.streams.known("state.a") == nil && !errors.Is(err, ErrNotFound) {
 			t.Errorf("a refused publish made the topic: %v", err)
 		}
 		set(t, b, "state.a", "k", "1")

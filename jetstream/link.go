@@ -316,7 +316,7 @@ func (l *link) drain(ctx context.Context) {
 func (l *link) lost(err error) {
 	l.up.Store(false)
 	l.cuts.Add(1)
-	l.core.hooks.cut(l)
+	l.core.linkHooks.cut(l)
 	l.mu.Lock()
 	l.down = true
 	asked := l.asked.takeUntil(math.MaxInt64)
@@ -329,7 +329,7 @@ func (l *link) lost(err error) {
 	}
 	l.core.obs.Gauge(GaugeConnected, 0)
 	l.core.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
-	l.core.hooks.lost(l)
+	l.core.linkHooks.lost(l)
 }
 
 // back is called when the connection is there again.
@@ -340,13 +340,13 @@ func (l *link) back() {
 	l.cluster.Store(l.nc.ConnectedClusterName() != "")
 	now := l.core.clock.now()
 	l.echo.reset(now)
-	l.core.hooks.returning(l, now)
+	l.core.linkHooks.returning(l, now)
 	l.up.Store(true)
 	if l.core.connected() {
 		l.core.obs.Gauge(GaugeConnected, 1)
 	}
 	l.core.log.Info("connection to NATS is back", slog.Int("connection", l.index))
-	l.core.hooks.back(l)
+	l.core.linkHooks.back(l)
 }
 
 // noResponders reports the server's answer to a request that nobody listens for.

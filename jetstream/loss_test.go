@@ -474,7 +474,7 @@ func TestBookOfAGroupThatIsNumberedAgain(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "orders", "1")
-	at, err := b.existing(t.Context(), "orders")
+	at, err := b.streams.existing(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,25 +41,29 @@ const (
 
 // roomFor returns how many consumers a stream may have before clients can make no more groups on
 // it.
-func (b *Bus) roomFor(cfg *natsjs.StreamConfig) int {
+func (c *core) roomFor(cfg *natsjs.StreamConfig) int {
 	switch {
 	case cfg.MaxConsumers > 0:
-		return min(b.limits.StreamGroups, max(cfg.MaxConsumers-min(ownConsumers, cfg.MaxConsumers/10), 1))
-	case b.cfg.Server != nil: // it has no limit of its own
-		return b.limits.StreamGroups
+		return min(c.limits.StreamGroups, max(cfg.MaxConsumers-min(ownConsumers, cfg.MaxConsumers/10), 1))
+	case c.cfg.Server != nil: // it has no limit of its own
+		return c.limits.StreamGroups
 	}
-	return min(b.limits.StreamGroups, serverConsumers-ownConsumersThere)
+	return min(c.limits.StreamGroups, serverConsumers-ownConsumersThere)
 }
 
 // makers counts the topics and the groups that clients have made and that exist.
 type makers struct {
-	bus *Bus
+	core *core
 	// looked is when what of a client's does not exist any more was last looked for.
-	looked *quota.Set
+	looked    *quota.Set
+	newGroups *ration
 }
 
-func newMakers(b *Bus) *makers {
-	return &makers{bus: b, looked: quota.New(1/newRefill.Seconds(), 1, b.limits.Topics, nil)}
+func newMakers(c *core) *makers {
+	return &makers{
+		core: c, looked: quota.New(1/newRefill.Seconds(), 1, c.limits.Topics, nil),
+		newGroups: newRation(c, "groups_per_client", "groups", c.limits.GroupsPerClient),
+	}
 }
 
 const makersPrefix = "$KV." + makersBucket + "."
@@ -90,7 +94,7 @@ type makerNote struct {
 // The note comes before the consumer, so that hubs that make groups for one client at once do not
 // exceed its limit together.
 func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (entry, error) {
-	b := m.bus
+	b := m.core
 	e := entry{subject: makerSubject(client, t, group), client: client}
 	_, err := b.lastBySubject(ctx, "KV_"+makersBucket, e.subject)
 	if err == nil {
@@ -99,7 +103,7 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 	if !errors.Is(err, ErrNotFound) {
 		return entry{}, b.unavailable(err)
 	}
-	if err := b.newGroups.take(client); err != nil {
+	if err := m.newGroups.take(client); err != nil {
 		return entry{}, err
 	}
 	return m.write(ctx, e, makerNote{client, t.name, group}, "client_groups", func() (*Error, error) { return m.refusal(ctx, t, client) })
@@ -117,7 +121,7 @@ func (m *makers) noteTopic(ctx context.Context, topic, stream, client string) (e
 
 // write writes a note, and takes it back if the client has too many then.
 func (m *makers) write(ctx context.Context, e entry, note makerNote, limit string, refusal func() (*Error, error)) (entry, error) {
-	b := m.bus
+	b := m.core
 	value, err := json.Marshal(note)
 	if err != nil {
 		return entry{}, err
@@ -149,8 +153,8 @@ func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*Er
 	if !rationed(client) {
 		return nil, nil
 	}
-	noted, err := m.bus.subjectsOf(ctx, makersBucket, makersPrefix+objectName(client)+".*")
-	if limit := m.bus.limits.ClientTopics; err == nil && len(noted)+more > limit {
+	noted, err := m.core.subjectsOf(ctx, makersBucket, makersPrefix+objectName(client)+".*")
+	if limit := m.core.limits.ClientTopics; err == nil && len(noted)+more > limit {
 		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d topics that exist, which is its limit: have some deleted", limit)}, nil
 	}
 	return nil, err
@@ -158,7 +162,7 @@ func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*Er
 
 // refusal returns why the client has too many groups, the noted ones included, or nil.
 func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Error, error) {
-	b := m.bus
+	b := m.core
 	prefix := makersPrefix + objectName(client) + "."
 	noted, err := b.subjectsOf(ctx, makersBucket, prefix+"*.*")
 	if err != nil {
@@ -180,14 +184,14 @@ func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Err
 }
 
 // subjectsOf returns the subjects of one of the hub's buckets that match a filter, at its leader.
-func (b *Bus) subjectsOf(ctx context.Context, bucket, filter string) (map[string]uint64, error) {
+func (c *core) subjectsOf(ctx context.Context, bucket, filter string) (map[string]uint64, error) {
 	var info struct {
 		Error *apiError `json:"error"`
 		State struct {
 			Subjects map[string]uint64 `json:"subjects"`
 		} `json:"state"`
 	}
-	if err := b.askAPI(ctx, "STREAM.INFO.KV_"+bucket, map[string]any{"subjects_filter": filter}, &info); err != nil {
+	if err := c.askAPI(ctx, "STREAM.INFO.KV_"+bucket, map[string]any{"subjects_filter": filter}, &info); err != nil {
 		return nil, err
 	}
 	if info.Error != nil {
@@ -214,18 +218,18 @@ func (c *core) askAPI(ctx context.Context, what string, query, into any) error {
 
 // purge removes the messages of a subject from one of the hub's buckets, up to a sequence if that
 // is not 0. Unlike the deletion of a key, it leaves nothing behind.
-func (b *Bus) purge(ctx context.Context, bucket, subject string, upTo uint64) error {
+func (c *core) purge(ctx context.Context, bucket, subject string, upTo uint64) error {
 	before := uint64(0)
 	if upTo > 0 {
 		before = upTo + 1
 	}
-	_, err := b.purgeFiltered(ctx, "KV_"+bucket, subject, before)
+	_, err := c.purgeFiltered(ctx, "KV_"+bucket, subject, before)
 	return err
 }
 
 // purgeFiltered removes the messages of a stream, those of a subject if it is not "", and those
 // before a sequence if that is not 0. It returns how many.
-func (b *Bus) purgeFiltered(ctx context.Context, stream, subject string, before uint64) (uint64, error) {
+func (c *core) purgeFiltered(ctx context.Context, stream, subject string, before uint64) (uint64, error) {
 	query := make(map[string]any)
 	if subject != "" {
 		query["filter"] = subject
@@ -237,7 +241,7 @@ func (b *Bus) purgeFiltered(ctx context.Context, stream, subject string, before 
 		Error  *apiError `json:"error"`
 		Purged uint64    `json:"purged"`
 	}
-	if err := b.askAPI(ctx, "STREAM.PURGE."+stream, query, &got); err != nil {
+	if err := c.askAPI(ctx, "STREAM.PURGE."+stream, query, &got); err != nil {
 		return 0, err
 	}
 	if got.Error != nil {
@@ -253,15 +257,15 @@ func (m *makers) forget(ctx context.Context, e entry) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 	defer cancel()
-	if err := m.bus.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
-		m.bus.often.Log(ctx, slog.LevelWarn, "failed to remove the note of who made something; the next sweep removes it", "", slog.Any("error", err))
+	if err := m.core.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
+		m.core.often.Log(ctx, slog.LevelWarn, "failed to remove the note of who made something; the next sweep removes it", "", slog.Any("error", err))
 	}
 }
 
 // sweep removes the notes of a client's topics and groups that do not exist any more; "" is every
 // client. It leaves notes alone that are younger than age: their groups may be about to be made.
 func (m *makers) sweep(ctx context.Context, client string, age time.Duration) error {
-	b := m.bus
+	b := m.core
 	prefix := makersPrefix
 	if client != "" {
 		prefix += objectName(client) + "."
@@ -299,8 +303,8 @@ const sweepYoung = 2 * publishWait
 
 // groupsOf returns the groups of a stream, by the names of their first consumers, and nil for a
 // stream that does not exist.
-func (b *Bus) groupsOf(ctx context.Context, stream string) (map[string]bool, error) {
-	s, err := b.js.Stream(ctx, stream)
+func (c *core) groupsOf(ctx context.Context, stream string) (map[string]bool, error) {
+	s, err := c.js.Stream(ctx, stream)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil, nil
 	}

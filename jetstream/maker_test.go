@@ -99,7 +99,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 		if code := makes(t, b, "tabs", "tab-1", tab); code != "" {
 			t.Errorf("a tab that comes again: %s", code)
 		}
-		if err := b.js.DeleteConsumer(t.Context(), "tabs", b.known("tabs").consumerName("tab-1")); err != nil {
+		if err := b.js.DeleteConsumer(t.Context(), "tabs", b.streams.known("tabs").consumerName("tab-1")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -116,7 +116,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 		client string
 		age    time.Duration
 	}{{"jwt:eve", sweepYoung}, {"jwt:alice", 0}} {
-		if err := b.makers.sweep(t.Context(), sweep.client, sweep.age); err != nil {
+		if err := b.streams.makers.sweep(t.Context(), sweep.client, sweep.age); err != nil {
 			t.Fatal(err)
 		}
 		if n := noted(); n != 3 {
@@ -126,7 +126,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 	if code := makes(t, b, "tabs", "stays", SubscribeOptions{CountFor: "jwt:bob"}); code != "" {
 		t.Fatal(code)
 	}
-	if err := b.makers.sweep(t.Context(), "", 0); err != nil {
+	if err := b.streams.makers.sweep(t.Context(), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	if n := noted(); n != 1 {
@@ -274,7 +274,7 @@ func TestTopicsThatExistCountForTheirMaker(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), "published"); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.makers.sweep(t.Context(), "", 0); err != nil {
+	if err := b.streams.makers.sweep(t.Context(), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := publishes("six"); err != nil {

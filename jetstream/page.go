@@ -27,7 +27,7 @@ func notCompacted(topic string) error {
 
 // compacted is readable for topics with a bucket.
 func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
-	t, err := b.readable(ctx, topic)
+	t, err := b.streams.readable(ctx, topic)
 	if err != nil {
 		return nil, err
 	}

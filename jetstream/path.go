@@ -274,7 +274,7 @@ func (l *link) probe(now int64) {
 	}
 	answered := func() {
 		l.echo.end(now, true)
-		l.core.hooks.heard(l)
+		l.core.linkHooks.heard(l)
 	}
 	err := l.askUntil(&nats.Msg{Subject: echoSubject}, now+int64(probeWait), askerFunc(func(_ *nats.Msg, err error) {
 		switch {

@@ -25,7 +25,7 @@ type Place struct {
 func (h History) Place(ctx context.Context, client string) (Place, error) {
 	for try := 1; ; try++ {
 		if client != "" {
-			if _, err := h.bus.topic(ctx, h.topic, client); err != nil {
+			if _, err := h.bus.streams.topic(ctx, h.topic, client); err != nil {
 				return Place{}, err
 			}
 		}
@@ -63,7 +63,7 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 		}
 		return least, nil
 	}
-	t, err := h.bus.existing(ctx, h.topic)
+	t, err := h.bus.streams.existing(ctx, h.topic)
 	if err != nil {
 		return 0, err
 	}

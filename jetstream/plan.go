@@ -146,7 +146,7 @@ func (b *Bus) apply(ctx context.Context, inv *inventory, s topicStream, planned 
 		if planned[0].Kind != ChangeCreate {
 			return planned
 		}
-		info, err := b.createStream(ctx, s.topic, s.rule)
+		info, err := b.streams.createStream(ctx, s.topic, s.rule)
 		if err != nil {
 			planned[0].Err = err
 			return planned
@@ -218,11 +218,11 @@ func (b *Bus) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange)
 
 // makeBucket makes the bucket of a topic that has a stream.
 func (b *Bus) makeBucket(ctx context.Context, s topicStream) error {
-	t, err := b.newTopic(s.topic, s.info, s.rule, false)
+	t, err := b.streams.newTopic(s.topic, s.info, s.rule, false)
 	if err != nil {
 		return err
 	}
-	return b.ensureBucket(ctx, t, &s.info.Config)
+	return b.streams.ensureBucket(ctx, t, &s.info.Config)
 }
 
 // plan compares one stream with its rule.
@@ -338,16 +338,16 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 }
 
 // reportDrift tells operators that a stream is not what its rule says. The stream is used as it is.
-func (b *Bus) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo) {
-	changes := rule.compare(topic, &info.Config, &b.cfg)
+func (c *core) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo) {
+	changes := rule.compare(topic, &info.Config, &c.cfg)
 	if len(changes) == 0 {
 		return
 	}
 	drift := make([]string, len(changes))
-	for i, c := range changes {
-		drift[i] = c.Field + " is " + c.Have + ", the rule says " + c.Want
+	for i, change := range changes {
+		drift[i] = change.Field + " is " + change.Have + ", the rule says " + change.Want
 	}
-	b.often.Log(b.ctx, slog.LevelWarn, "stream differs from its rule", topic, slog.String("topic", topic), slog.String("stream", info.Config.Name),
+	c.often.Log(c.ctx, slog.LevelWarn, "stream differs from its rule", topic, slog.String("topic", topic), slog.String("stream", info.Config.Name),
 		slog.String("drift", strings.Join(drift, "; ")))
 }
 

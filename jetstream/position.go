@@ -369,7 +369,7 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) erro
 	if err := opts.From.validate(); err != nil {
 		return err
 	}
-	t, err := b.existing(ctx, topic)
+	t, err := b.streams.existing(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}

@@ -175,7 +175,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	}
 	client := cmp.Or(opts.CountFor, p.client)
 	if t == nil {
-		if t, err = p.bus.topic(ctx, topic, client); err != nil {
+		if t, err = p.bus.streams.topic(ctx, topic, client); err != nil {
 			return err
 		}
 		if opts.schemaBroken {
@@ -183,7 +183,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 		}
 	}
 	opts.bytes = opts.size(payload)
-	if err := p.bus.headrooms.admit(p, t.stream, opts, client); err != nil {
+	if err := p.bus.streams.headrooms.admit(p, t.stream, opts, client); err != nil {
 		return err
 	}
 	if t.derived != nil {
@@ -251,7 +251,7 @@ func (p *Publisher) Admit(ctx context.Context, topic string, payload []byte, opt
 	if err := opts.checkAdded(topic, p.bus.cloudSource(topic, t)); err != nil {
 		return err
 	}
-	if p.bus.cfg.Server != nil && p.bus.headrooms.file.low.Load() {
+	if p.bus.cfg.Server != nil && p.bus.streams.headrooms.file.low.Load() {
 		return storageLow(nil) // what is published later waits on the same disk
 	}
 	opts.stamp()
@@ -272,7 +272,7 @@ func (o *PublishOptions) checkAdded(topic, source string) error {
 func (b *Bus) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *topicInfo, err error) {
 	limit := b.maxPayload
 	var compacted bool
-	if t = b.known(topic); t != nil {
+	if t = b.streams.known(topic); t != nil {
 		limit, compacted = t.maxPayload, t.bucket != nil
 	} else {
 		if err := ValidTopic(topic); err != nil {
@@ -469,7 +469,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		return fail("the event store did not confirm in time: the outcome is unknown; with opts.id it may be repeated safely", err)
 	}
 	if noResponders(reply) {
-		b.forget(t.stream)
+		b.streams.forget(t.stream)
 		return fail("the event store has no leader for this topic now: nothing was stored, try again", nats.ErrNoResponders)
 	}
 	ack, err := parsePubAck(reply.Data, t.stream.name)
@@ -493,7 +493,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if strayed, ok := errors.AsType[*strayedError](err); ok {
-		b.forget(t.stream) // the next publish looks where the topic is
+		b.streams.forget(t.stream) // the next publish looks where the topic is
 		b.often.Log(b.ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
 			slog.String("topic", t.name), slog.String("stream", t.stream.name), slog.String("other", strayed.stream))
 		return fail("the event was stored outside the topic, which has lost its stream: nothing is in the topic", err)

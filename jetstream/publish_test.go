@@ -129,7 +129,7 @@ func TestOptionsThatWouldPoisonAStreamAreRefused(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := b.existing(t.Context(), "guarded"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.streams.existing(t.Context(), "guarded"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("a refused publish made the topic: %v", err)
 	}
 }

@@ -97,7 +97,7 @@ func TestAQueueOfAGroupThatWaitsForItsServerEndsWithTheTTL(t *testing.T) {
 		t.Fatalf("a group that may come back has lost its queue: %v", err)
 	}
 	// As when the minute is over: nothing says any more that the group may come back.
-	if err := b.purge(t.Context(), marksBucket, marksSubject(b.known("tab"), "g"), 0); err != nil {
+	if err := b.purge(t.Context(), marksBucket, marksSubject(b.streams.known("tab"), "g"), 0); err != nil {
 		t.Fatal(err)
 	}
 	queueEnds(t, b)
@@ -199,7 +199,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	letters := letterList(t, b, LetterFilter{})
 	redriveAll(t, b, LetterFilter{EventID: letters[0].Event.ID}, RedriveOptions{})
 	queue := func() string {
-		ptr, err := b.generations.get(t.Context(), b.known("gone"), "g")
+		ptr, err := b.generations.get(t.Context(), b.streams.known("gone"), "g")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +230,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	}
 	// a hub that was late
 	if _, err := b.publishWait(t.Context(), func(done func(Receipt, error)) error {
-		return b.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.known("gone").stream.ready, headroom: &b.headrooms.file}, subject: queueSubject(old) + "x", obs: nopObserver{}}, []byte("1"), &PublishOptions{}, done)
+		return b.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.streams.known("gone").stream.ready, headroom: &b.streams.headrooms.file}, subject: queueSubject(old) + "x", obs: nopObserver{}}, []byte("1"), &PublishOptions{}, done)
 	}); err != nil {
 		t.Fatal(err)
 	}

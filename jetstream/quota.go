@@ -27,8 +27,8 @@ type ration struct {
 }
 
 // newRation makes a ration of burst things at once for each client, and then one every newRefill.
-func newRation(b *Bus, limit, what string, burst int) *ration {
-	return &ration{core: b.core, limit: limit, what: what, burst: burst, set: quota.New(1/newRefill.Seconds(), burst, b.limits.Topics, nil)}
+func newRation(c *core, limit, what string, burst int) *ration {
+	return &ration{core: c, limit: limit, what: what, burst: burst, set: quota.New(1/newRefill.Seconds(), burst, c.limits.Topics, nil)}
 }
 
 // take counts one thing that the client is about to bring into being, or returns the refusal. "" is

@@ -130,7 +130,7 @@ func (r *readback) run(t *testing.T, url string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	topic, err := r.hubs[0].topic(ctx, rywTopic, "")
+	topic, err := r.hubs[0].streams.topic(ctx, rywTopic, "")
 	if err != nil {
 		t.Fatal(err)
 	}

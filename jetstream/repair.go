@@ -89,7 +89,7 @@ func (r *repair) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.bus.ensureBucket(ctx, r.topic, &source.Config); err != nil {
+	if err := r.bus.streams.ensureBucket(ctx, r.topic, &source.Config); err != nil {
 		return err
 	}
 	info, err := r.bus.findStream(ctx, r.topic.bucket.stream)

@@ -10,16 +10,16 @@ import (
 )
 
 // tooManyStreams returns an error when the bus knows as many streams as it may.
-func (b *Bus) tooManyStreams(name string) error {
-	b.topics.mu.RLock()
-	_, met := b.topics.streams[name]
-	full := !met && len(b.topics.streams) >= b.limits.Topics
-	b.topics.mu.RUnlock()
+func (s *streams) tooManyStreams(name string) error {
+	s.topics.mu.RLock()
+	_, met := s.topics.streams[name]
+	full := !met && len(s.topics.streams) >= s.limits.Topics
+	s.topics.mu.RUnlock()
 	if !full {
 		return nil
 	}
-	b.obs.LimitReached("topics")
-	return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", b.limits.Topics), Err: ErrNoStream}
+	s.obs.LimitReached("topics")
+	return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", s.limits.Topics), Err: ErrNoStream}
 }
 
 const (
@@ -51,7 +51,7 @@ func (r *reservations) drop(name string) {
 }
 
 // Knows reports whether this hub has used the topic's stream. If not, a publish may make it.
-func (p *Publisher) Knows(topic string) bool { return p.bus.known(topic) != nil }
+func (p *Publisher) Knows(topic string) bool { return p.bus.streams.known(topic) != nil }
 
 // Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), although an
 // event that will make the topic is published only later, by anybody through this bus. The client
@@ -62,7 +62,7 @@ func (p *Publisher) Knows(topic string) bool { return p.bus.known(topic) != nil 
 // or the key. It may be called concurrently.
 func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) error {
 	b := p.bus
-	if t := b.known(topic); t != nil {
+	if t := b.streams.known(topic); t != nil {
 		if t.keys == nil || key == "" {
 			return nil
 		}
@@ -72,22 +72,22 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 		return err
 	}
 	name := b.rule(topic).streamName(topic)
-	if b.reserved.has(name) {
+	if b.streams.reserved.has(name) {
 		return nil
 	}
-	exists, err := b.seemsToExist(ctx, topic)
+	exists, err := b.streams.seemsToExist(ctx, topic)
 	if exists || err != nil {
 		return err
 	}
-	if err := b.tooManyStreams(name); err != nil {
+	if err := b.streams.tooManyStreams(name); err != nil {
 		return err
 	}
-	if err := b.reserveTopic(name, client); err != nil {
+	if err := b.streams.reserveTopic(name, client); err != nil {
 		return err
 	}
-	refused, err := b.makers.topicRefusal(ctx, client, 1)
+	refused, err := b.streams.makers.topicRefusal(ctx, client, 1)
 	if refused != nil {
-		b.reserved.drop(name)
+		b.streams.reserved.drop(name)
 		b.obs.LimitReached("client_topics")
 		return refused
 	}
@@ -98,47 +98,47 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 }
 
 // reserveTopic takes a stream from the ration of a client, once.
-func (b *Bus) reserveTopic(name, client string) error {
-	b.reserved.mu.Lock()
-	defer b.reserved.mu.Unlock()
-	if _, ok := b.reserved.names[name]; ok {
+func (s *streams) reserveTopic(name, client string) error {
+	s.reserved.mu.Lock()
+	defer s.reserved.mu.Unlock()
+	if _, ok := s.reserved.names[name]; ok {
 		return nil
 	}
-	if err := b.newTopics.take(client); err != nil {
+	if err := s.newTopics.take(client); err != nil {
 		return err
 	}
-	if b.reserved.names == nil {
-		b.reserved.names = make(map[string]struct{})
+	if s.reserved.names == nil {
+		s.reserved.names = make(map[string]struct{})
 	}
-	for other := range b.reserved.names {
-		if len(b.reserved.names) < b.limits.Topics {
+	for other := range s.reserved.names {
+		if len(s.reserved.names) < s.limits.Topics {
 			break
 		}
-		delete(b.reserved.names, other) // it counts again when it is made
+		delete(s.reserved.names, other) // it counts again when it is made
 	}
-	b.reserved.names[name] = struct{}{}
+	s.reserved.names[name] = struct{}{}
 	return nil
 }
 
 // seemsToExist reports whether the topic has a stream, or false if the server does not say. It
 // returns an error for a stream that is not the bus's.
-func (b *Bus) seemsToExist(ctx context.Context, topic string) (bool, error) {
-	b.reserved.mu.Lock()
-	mute := b.clock.now() < b.reserved.mute
-	b.reserved.mu.Unlock()
+func (s *streams) seemsToExist(ctx context.Context, topic string) (bool, error) {
+	s.reserved.mu.Lock()
+	mute := s.clock.now() < s.reserved.mute
+	s.reserved.mu.Unlock()
 	if mute {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, reserveWait)
 	defer cancel()
-	_, err := b.readable(ctx, topic)
+	_, err := s.readable(ctx, topic)
 	if e, ok := errors.AsType[*Error](err); ok && e.Code == CodeBadTopic {
 		return false, err
 	}
 	if err != nil && !errors.Is(err, ErrNotFound) {
-		b.reserved.mu.Lock()
-		b.reserved.mute = b.clock.now() + int64(reserveMute)
-		b.reserved.mu.Unlock()
+		s.reserved.mu.Lock()
+		s.reserved.mute = s.clock.now() + int64(reserveMute)
+		s.reserved.mu.Unlock()
 	}
 	return err == nil, nil
 }

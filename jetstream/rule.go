@@ -114,13 +114,13 @@ func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamCo
 // RuleOf returns the rule that a bus has for a topic, or for all topics if no other rule matches.
 func RuleOf(b *Bus, topic string) TopicRule { return *b.rule(topic) }
 
-func (b *Bus) rule(topic string) *TopicRule {
-	for i := range b.rules {
-		if b.rules[i].matches(topic) {
-			return &b.rules[i]
+func (c *core) rule(topic string) *TopicRule {
+	for i := range c.rules {
+		if c.rules[i].matches(topic) {
+			return &c.rules[i]
 		}
 	}
-	return &b.rules[len(b.rules)-1] // ** is always last
+	return &c.rules[len(c.rules)-1] // ** is always last
 }
 
 func (r *TopicRule) streamName(topic string) string {

@@ -176,7 +176,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 		k.none = b.clock.now()
 		return nil, errNoSchedules
 	}
-	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)), headroom: b.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
+	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)), headroom: b.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:
@@ -187,7 +187,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 
 func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made bool, err error) {
 	b := k.bus
-	if err := b.awaitGone(ctx, delayedStream); err != nil {
+	if err := b.streams.awaitGone(ctx, delayedStream); err != nil {
 		return nil, false, err
 	}
 	s, err := b.js.CreateStream(ctx, scheduleConfig(&b.cfg))
@@ -205,9 +205,9 @@ func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made b
 func (k *schedules) forget(s *stream) {
 	if k.stream.CompareAndSwap(s, nil) {
 		b := k.bus
-		b.topics.mu.Lock()
-		b.topics.missing(s.name, b.clock.now())
-		b.topics.mu.Unlock()
+		b.streams.topics.mu.Lock()
+		b.streams.topics.missing(s.name, b.clock.now())
+		b.streams.topics.mu.Unlock()
 	}
 }
 

@@ -76,7 +76,8 @@ func TestDelayedEventIsStoredWhenDue(t *testing.T) {
 	for _, topic := range []string{"plain", "few", "keyed", "fam.one"} {
 		t.Run(topic, func(t *testing.T) {
 			t.Parallel()
-			if _, err := b.topic(t.Context(), topic, ""); err != nil { // which may take longer
+			// Making the topic may take longer.
+			if _, err := b.streams.topic(t.Context(), topic, ""); err != nil {
 				t.Fatal(err)
 			}
 			at := time.Now().Add(1500 * time.Millisecond)

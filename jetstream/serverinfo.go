@@ -65,29 +65,36 @@ func (n NATS) Now(ctx context.Context) (time.Time, error) {
 
 // Info asks NATS about itself.
 func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
+	fileLow, memoryLow := n.StorageLow()
+	info, err := n.bus.askNATS(ctx)
+	info.FileLow, info.MemoryLow = fileLow, memoryLow
+	return info, err
+}
+
+// askNATS asks NATS about itself. FileLow and MemoryLow are left false.
+func (c *core) askNATS(ctx context.Context) (ServerInfo, error) {
 	var info ServerInfo
-	info.FileLow, info.MemoryLow = n.StorageLow()
-	for _, l := range n.bus.links {
+	for _, l := range c.links {
 		info.Connections++
 		if l.nc.IsConnected() {
 			info.Connected++
 		}
 	}
-	nc := n.bus.links[0].nc
+	nc := c.links[0].nc
 	info.Server, info.Version, info.Cluster = nc.ConnectedServerName(), nc.ConnectedServerVersion(), nc.ConnectedClusterName()
 	began := time.Now()
-	account, err := n.bus.js.AccountInfo(ctx)
+	account, err := c.js.AccountInfo(ctx)
 	if err != nil {
-		return info, n.bus.unavailable(err)
+		return info, c.unavailable(err)
 	}
 	info.RoundTrip = time.Since(began)
 	info.Streams, info.Consumers = account.Streams, account.Consumers
 	info.FileBytes, info.MemoryBytes = account.Store, account.Memory
 	info.Errors = account.API.Errors
-	tier := tierOf(account, n.bus.cfg.Replicas)
+	tier := tierOf(account, c.cfg.Replicas)
 	info.FileLimit, info.MemoryLimit = tier.Limits.MaxStore, tier.Limits.MaxMemory
 	info.FileLeft, info.MemoryLeft = left(info.FileLimit, tier.Store), left(info.MemoryLimit, tier.Memory)
-	if server := n.bus.cfg.Server; server != nil && !server.InMemory() {
+	if server := c.cfg.Server; server != nil && !server.InMemory() {
 		free, err := server.DiskFree(ctx)
 		if err != nil {
 			return info, fmt.Errorf("disk of the embedded nats server: %w", err)
@@ -146,7 +153,7 @@ func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
 			continue
 		}
 		stores := StreamStorage{Stream: name, Topic: s.topic, Bytes: info.State.Bytes, MaxBytes: max(info.Config.MaxBytes, 0), OnFull: OnFullDrop}
-		if info.Config.Discard == natsjs.DiscardNew || n.bus.newKeeping(s.rule, &info.Config) != nil {
+		if info.Config.Discard == natsjs.DiscardNew || n.bus.streams.newKeeping(s.rule, &info.Config) != nil {
 			stores.OnFull = OnFullReject
 		}
 		all = append(all, stores)

@@ -107,14 +107,14 @@ const settleGone = 500 * time.Millisecond
 const maxGone = 1_000
 
 // awaitGone waits until a stream that was deleted a moment ago may be made again.
-func (b *Bus) awaitGone(ctx context.Context, stream string) error {
-	b.topics.mu.Lock()
-	since, known := b.topics.gone[stream]
-	left := settleGone - time.Duration(b.clock.now()-since)
+func (s *streams) awaitGone(ctx context.Context, stream string) error {
+	s.topics.mu.Lock()
+	since, known := s.topics.gone[stream]
+	left := settleGone - time.Duration(s.clock.now()-since)
 	if left <= 0 {
-		delete(b.topics.gone, stream)
+		delete(s.topics.gone, stream)
 	}
-	b.topics.mu.Unlock()
+	s.topics.mu.Unlock()
 	if !known || left <= 0 {
 		return nil
 	}
@@ -127,48 +127,48 @@ func (b *Bus) awaitGone(ctx context.Context, stream string) error {
 }
 
 // known returns a topic that this hub has met.
-func (b *Bus) known(topic string) *topicInfo {
-	b.topics.mu.RLock()
-	defer b.topics.mu.RUnlock()
-	return b.topics.byName[topic]
+func (s *streams) known(topic string) *topicInfo {
+	s.topics.mu.RLock()
+	defer s.topics.mu.RUnlock()
+	return s.topics.byName[topic]
 }
 
 // topic returns the topic, and makes it if it does not exist and client may make one more.
-func (b *Bus) topic(ctx context.Context, name, client string) (*topicInfo, error) {
-	if t := b.known(name); t != nil {
+func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, error) {
+	if t := s.known(name); t != nil {
 		return t, nil
 	}
 	if err := ValidTopic(name); err != nil {
 		return nil, err
 	}
 	for {
-		b.topics.mu.Lock()
-		if t := b.topics.byName[name]; t != nil {
-			b.topics.mu.Unlock()
+		s.topics.mu.Lock()
+		if t := s.topics.byName[name]; t != nil {
+			s.topics.mu.Unlock()
 			return t, nil
 		}
-		wait, busy := b.topics.making[name]
+		wait, busy := s.topics.making[name]
 		if !busy {
-			if !b.enter() { // a server that stops while it makes a stream leaves half of one
-				b.topics.mu.Unlock()
+			if !s.enter() { // a server that stops while it makes a stream leaves half of one
+				s.topics.mu.Unlock()
 				return nil, ErrClosed
 			}
 			wait = make(chan struct{})
-			b.topics.making[name] = wait
-			b.topics.mu.Unlock()
-			t, err := b.makeTopic(ctx, name, client)
-			b.leave()
-			b.topics.mu.Lock()
+			s.topics.making[name] = wait
+			s.topics.mu.Unlock()
+			t, err := s.makeTopic(ctx, name, client)
+			s.leave()
+			s.topics.mu.Lock()
 			if err == nil {
-				b.topics.keep(t, b.limits.Topics)
-				b.obs.Gauge(GaugeTopics, float64(len(b.topics.byName)))
+				s.topics.keep(t, s.limits.Topics)
+				s.obs.Gauge(GaugeTopics, float64(len(s.topics.byName)))
 			}
-			delete(b.topics.making, name)
-			b.topics.mu.Unlock()
+			delete(s.topics.making, name)
+			s.topics.mu.Unlock()
 			close(wait)
 			return t, err
 		}
-		b.topics.mu.Unlock()
+		s.topics.mu.Unlock()
 		select {
 		case <-wait: // another caller made it, or failed: look again
 		case <-ctx.Done():
@@ -179,22 +179,22 @@ func (b *Bus) topic(ctx context.Context, name, client string) (*topicInfo, error
 
 // existing returns the topic if its stream exists, and makes nothing. It returns ErrNotFound
 // otherwise.
-func (b *Bus) existing(ctx context.Context, name string) (*topicInfo, error) {
-	if t := b.known(name); t != nil {
+func (s *streams) existing(ctx context.Context, name string) (*topicInfo, error) {
+	if t := s.known(name); t != nil {
 		return t, nil
 	}
 	if err := ValidTopic(name); err != nil {
 		return nil, err
 	}
-	rule := b.rule(name)
-	s, err := b.findStream(ctx, rule.streamName(name))
+	rule := s.rule(name)
+	info, err := s.findStream(ctx, rule.streamName(name))
 	if errors.Is(err, ErrNotFound) {
 		return nil, ErrNotFound
 	}
 	if err != nil {
-		return nil, b.unavailable(err)
+		return nil, s.unavailable(err)
 	}
-	return b.newTopic(name, s, rule, false)
+	return s.newTopic(name, info, rule, false)
 }
 
 // Bounds of what reads remember of topics that nobody uses this hub for otherwise.
@@ -211,61 +211,61 @@ type readTopic struct {
 
 // readable is existing for reads that need no more of the stream than its name: it remembers topics
 // for a moment, so that one of their keys is read in one round trip.
-func (b *Bus) readable(ctx context.Context, name string) (*topicInfo, error) {
-	now := b.clock.now()
-	b.topics.mu.RLock()
-	t, met := b.topics.byName[name], b.topics.read[name]
-	b.topics.mu.RUnlock()
+func (s *streams) readable(ctx context.Context, name string) (*topicInfo, error) {
+	now := s.clock.now()
+	s.topics.mu.RLock()
+	t, met := s.topics.byName[name], s.topics.read[name]
+	s.topics.mu.RUnlock()
 	if t != nil {
 		return t, nil
 	}
 	if met.topicInfo != nil && now-met.since < int64(readTopicsFor) {
 		return met.topicInfo, nil
 	}
-	t, err := b.existing(ctx, name)
+	t, err := s.existing(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	b.topics.mu.Lock()
-	defer b.topics.mu.Unlock()
-	if len(b.topics.read) >= readTopics {
-		clear(b.topics.read)
+	s.topics.mu.Lock()
+	defer s.topics.mu.Unlock()
+	if len(s.topics.read) >= readTopics {
+		clear(s.topics.read)
 	}
-	b.topics.read[name] = readTopic{t, now}
+	s.topics.read[name] = readTopic{t, now}
 	return t, nil
 }
 
 // newTopic refuses a stream that only has the name: what is in it is not the bus's to show. Reads
 // do not keep what they meet, so that they cannot use the limit up.
-func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, keep bool) (*topicInfo, error) {
+func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, keep bool) (*topicInfo, error) {
 	own := []string{plainSubject(name), keyedPattern(name)}
 	for _, subject := range own {
 		if !slices.ContainsFunc(info.Config.Subjects, func(pattern string) bool { return covers(pattern, subject) }) {
 			return nil, &Error{Code: CodeBadTopic, Msg: "a stream with the name of this topic exists that is not the event bus's: choose another topic"}
 		}
 	}
-	b.topics.mu.Lock()
-	s := b.topics.streams[info.Config.Name]
-	if old := s; s == nil || !s.created.Equal(native.StreamMade(info)) {
-		s = &stream{
-			name: info.Config.Name, family: native.IsFamily(name, info.Config.Name, info.Config.Subjects), created: native.StreamMade(info), room: b.roomFor(&info.Config),
-			keep: b.newKeeping(rule, &info.Config), headroom: b.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1)),
-			slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)),
+	s.topics.mu.Lock()
+	found := s.topics.streams[info.Config.Name]
+	if old := found; found == nil || !found.created.Equal(native.StreamMade(info)) {
+		found = &stream{
+			name: info.Config.Name, family: native.IsFamily(name, info.Config.Name, info.Config.Subjects), created: native.StreamMade(info), room: s.roomFor(&info.Config),
+			keep: s.newKeeping(rule, &info.Config), headroom: s.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1)),
+			slots: make(chan struct{}, s.limits.PublishInFlight), ready: make([]atomic.Bool, len(s.links)),
 		}
 		if keep {
-			b.topics.streams[s.name] = s // makeTopic has looked at the limit
+			s.topics.streams[found.name] = found // makeTopic has looked at the limit
 			if old != nil {
-				b.ids.drop(old)
+				s.streamHooks.dropped(old)
 			}
 		}
 	}
-	b.topics.mu.Unlock()
+	s.topics.mu.Unlock()
 	t := &topicInfo{
-		name: name, stream: s, subject: plainSubject(name), keyed: "." + name, obs: nopObserver{},
-		maxPayload: b.maxPayload, dead: isDead(name),
+		name: name, stream: found, subject: plainSubject(name), keyed: "." + name, obs: nopObserver{},
+		maxPayload: s.maxPayload, dead: isDead(name),
 	}
 	if keep {
-		t.obs = b.obs.Topic(name) // reads count nothing, and must not fill the table of labels
+		t.obs = s.obs.Topic(name) // reads count nothing, and must not fill the table of labels
 	}
 	if rule.Compaction {
 		t.bucket = newBucket(name)
@@ -274,8 +274,7 @@ func (b *Bus) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, ke
 		t.source = rule.CloudEvents.Source
 	}
 	if keep {
-		t.derived = b.derivedKeysOf(name)
-		t.schema = b.schemaGate(name, rule)
+		s.streamHooks.equip(t, rule)
 	}
 	if rule.MaxPayload > 0 {
 		t.maxPayload = min(t.maxPayload, rule.MaxPayload)
@@ -295,115 +294,115 @@ func (c *core) findStream(ctx context.Context, name string) (*natsjs.StreamInfo,
 	return s.CachedInfo(), nil
 }
 
-func (b *Bus) makeTopic(ctx context.Context, name, client string) (*topicInfo, error) {
-	rule := b.rule(name)
+func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInfo, error) {
+	rule := s.rule(name)
 	streamName := rule.streamName(name)
-	if err := b.tooManyStreams(streamName); err != nil {
+	if err := s.tooManyStreams(streamName); err != nil {
 		return nil, err
 	}
-	info, err := b.findStream(ctx, streamName)
+	info, err := s.findStream(ctx, streamName)
 	switch {
 	case err == nil:
-		b.reserved.drop(streamName)
-		b.reportDrift(name, rule, info)
-		return b.meetTopic(ctx, name, info, rule, false)
+		s.reserved.drop(streamName)
+		s.reportDrift(name, rule, info)
+		return s.meetTopic(ctx, name, info, rule, false)
 	case !errors.Is(err, ErrNotFound):
-		return nil, b.unavailable(err)
+		return nil, s.unavailable(err)
 	}
-	if rationed(client) && b.headrooms.of(rule.streamConfig(name, &b.cfg).Storage).low.Load() {
-		b.obs.LimitReached("storage_reserve")
+	if rationed(client) && s.headrooms.of(rule.streamConfig(name, &s.cfg).Storage).low.Load() {
+		s.obs.LimitReached("storage_reserve")
 		return nil, storageLow(nil)
 	}
-	if !b.reserved.has(streamName) {
-		if err := b.newTopics.take(client); err != nil {
+	if !s.reserved.has(streamName) {
+		if err := s.newTopics.take(client); err != nil {
 			return nil, err
 		}
 	}
-	note, err := b.makers.noteTopic(ctx, name, streamName, client)
+	note, err := s.makers.noteTopic(ctx, name, streamName, client)
 	if err != nil {
 		return nil, err
 	}
-	info, err = b.createStream(ctx, name, rule)
+	info, err = s.createStream(ctx, name, rule)
 	if err != nil {
-		b.makers.forget(ctx, note)
+		s.makers.forget(ctx, note)
 		return nil, err
 	}
-	b.reserved.drop(streamName)
-	return b.meetTopic(ctx, name, info, rule, true)
+	s.reserved.drop(streamName)
+	return s.meetTopic(ctx, name, info, rule, true)
 }
 
 // meetTopic is the topic of a stream that exists, with its bucket. made says that the stream has
 // just been made.
-func (b *Bus) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *TopicRule, made bool) (*topicInfo, error) {
-	t, err := b.newTopic(name, info, rule, true)
+func (s *streams) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *TopicRule, made bool) (*topicInfo, error) {
+	t, err := s.newTopic(name, info, rule, true)
 	if err != nil || t.bucket == nil {
 		return t, err
 	}
-	entries, err := b.meetBucket(ctx, t, &info.Config, made)
+	entries, err := s.meetBucket(ctx, t, &info.Config, made)
 	if err != nil {
 		return nil, err
 	}
-	t.keys = b.newKeySet(ctx, t, rule, entries)
+	t.keys = s.streamHooks.keys(ctx, t, rule, entries)
 	return t, nil
 }
 
 // createStream goes on to its end when the caller gives up: others may wait for the same topic.
-func (b *Bus) createStream(ctx context.Context, topic string, rule *TopicRule) (*natsjs.StreamInfo, error) {
+func (s *streams) createStream(ctx context.Context, topic string, rule *TopicRule) (*natsjs.StreamInfo, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	cfg := rule.streamConfig(topic, &b.cfg)
-	if err := b.awaitGone(ctx, cfg.Name); err != nil {
-		return nil, b.unavailable(err)
+	cfg := rule.streamConfig(topic, &s.cfg)
+	if err := s.awaitGone(ctx, cfg.Name); err != nil {
+		return nil, s.unavailable(err)
 	}
-	if _, err := b.finishDeletion(ctx, cfg.Name); err != nil {
-		return nil, b.unavailable(err)
+	if _, err := s.streamHooks.finishDeletion(ctx, cfg.Name); err != nil {
+		return nil, s.unavailable(err)
 	}
-	cfg.MaxConsumers = b.limits.StreamGroups + ownConsumers
-	s, err := b.js.CreateStream(ctx, cfg)
+	cfg.MaxConsumers = s.limits.StreamGroups + ownConsumers
+	made, err := s.js.CreateStream(ctx, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		cfg.MaxConsumers = -1 // the account has a smaller limit
-		s, err = b.js.CreateStream(ctx, cfg)
+		made, err = s.js.CreateStream(ctx, cfg)
 	}
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		// Another hub made it at the same moment, with other settings: theirs count.
-		info, ferr := b.findStream(ctx, cfg.Name)
+		info, ferr := s.findStream(ctx, cfg.Name)
 		if ferr != nil {
-			return nil, b.unavailable(ferr)
+			return nil, s.unavailable(ferr)
 		}
-		b.reportDrift(topic, rule, info)
+		s.reportDrift(topic, rule, info)
 		return info, nil
 	}
 	if err != nil {
-		return nil, b.notMade(fmt.Errorf("jetstream: create stream %s for topic %s: %w", cfg.Name, topic, err))
+		return nil, s.notMade(fmt.Errorf("jetstream: create stream %s for topic %s: %w", cfg.Name, topic, err))
 	}
-	b.log.InfoContext(ctx, "topic made", slog.String("topic", topic), slog.String("stream", cfg.Name))
-	return s.CachedInfo(), nil
+	s.log.InfoContext(ctx, "topic made", slog.String("topic", topic), slog.String("stream", cfg.Name))
+	return made.CachedInfo(), nil
 }
 
 // forget drops what is known of a stream that answered no more, so that the next use looks again.
-func (b *Bus) forget(s *stream) {
-	b.topics.mu.Lock()
-	defer b.topics.mu.Unlock()
-	if b.topics.streams[s.name] == s {
-		delete(b.topics.streams, s.name)
-		b.ids.drop(s)
-		b.topics.missing(s.name, b.clock.now())
+func (s *streams) forget(lost *stream) {
+	s.topics.mu.Lock()
+	defer s.topics.mu.Unlock()
+	if s.topics.streams[lost.name] == lost {
+		delete(s.topics.streams, lost.name)
+		s.streamHooks.dropped(lost)
+		s.topics.missing(lost.name, s.clock.now())
 	}
-	for name, t := range b.topics.byName {
-		if t.stream == s {
-			delete(b.topics.byName, name)
+	for name, t := range s.topics.byName {
+		if t.stream == lost {
+			delete(s.topics.byName, name)
 		}
 	}
 }
 
 // forgetBucket drops what is known of a topic whose bucket is gone, so that the next use makes it
 // anew.
-func (b *Bus) forgetBucket(t *topicInfo) {
-	b.topics.mu.Lock()
-	defer b.topics.mu.Unlock()
-	b.topics.missing(t.bucket.stream, b.clock.now())
-	if b.topics.byName[t.name] == t {
-		delete(b.topics.byName, t.name)
+func (s *streams) forgetBucket(t *topicInfo) {
+	s.topics.mu.Lock()
+	defer s.topics.mu.Unlock()
+	s.topics.missing(t.bucket.stream, s.clock.now())
+	if s.topics.byName[t.name] == t {
+		delete(s.topics.byName, t.name)
 	}
 }
 
@@ -428,13 +427,13 @@ func passing(err error) bool {
 }
 
 // notMade wraps the failure to make a stream.
-func (b *Bus) notMade(err error) error {
+func (s *streams) notMade(err error) error {
 	refused, ok := errors.AsType[*natsjs.APIError](err)
 	if ok && storeFull(refused.ErrorCode, refused.Description) {
 		return storageLow(fmt.Errorf("%w: %w", ErrNoStream, err))
 	}
 	if !ok || passing(err) {
-		return b.unavailable(err)
+		return s.unavailable(err)
 	}
 	code := CodeInternal
 	if refused.Code == codeRefused { // for example because another stream has the topic's subjects

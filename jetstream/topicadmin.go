@@ -112,7 +112,7 @@ func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState
 		MaxAge: cfg.MaxAge, MaxBytes: max(cfg.MaxBytes, 0), MaxMsgs: max(cfg.MaxMsgs, 0), Rule: rule.Pattern, OnFull: OnFullDrop,
 		Compacted: rule.Compaction, Replicas: cfg.Replicas, Needed: b.needed(t.name),
 	}
-	if k := b.newKeeping(rule, cfg); k != nil {
+	if k := b.streams.newKeeping(rule, cfg); k != nil {
 		info.OnFull, info.MaxAge, info.GroupAge = OnFullReject, k.age, k.groupAge
 	}
 	if at.stream.family {
@@ -457,7 +457,7 @@ func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return err
 	}
-	b.forget(at.stream)
+	b.streams.forget(at.stream)
 	if _, err := b.generations.markDeleted(ctx, at.stream, t.name, rev); errors.Is(err, errGroupMoved) {
 		mark, err := b.generations.deletion(ctx, name)
 		if err == nil && !mark.Deleted {

@@ -156,7 +156,7 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "kept", []byte("1"), PublishOptions{Key: "k"}); err != nil {
 		t.Fatal(err)
 	}
-	was, err := b.existing(t.Context(), "kept")
+	was, err := b.streams.existing(t.Context(), "kept")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
 		}
 		return nil
 	})
-	at, err := b.existing(t.Context(), "orders")
+	at, err := b.streams.existing(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestTheSweepTakesBackMarks(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "orders", "1")
-	at, err := b.existing(t.Context(), "orders")
+	at, err := b.streams.existing(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
 	}

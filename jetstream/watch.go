@@ -140,7 +140,7 @@ func (w *watch) readPresent(ctx context.Context) error {
 // find makes what is missing, and returns the bucket's stream.
 func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 	for range 3 {
-		if w.topic, err = w.bus.topic(ctx, w.name, ""); err != nil {
+		if w.topic, err = w.bus.streams.topic(ctx, w.name, ""); err != nil {
 			return nil, err
 		}
 		if w.topic.bucket == nil {
@@ -149,7 +149,7 @@ func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 		if info, err = w.bus.findStream(ctx, w.topic.bucket.stream); !errors.Is(err, ErrNotFound) {
 			break
 		}
-		w.bus.forgetBucket(w.topic)
+		w.bus.streams.forgetBucket(w.topic)
 	}
 	return info, err
 }
