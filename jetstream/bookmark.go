@@ -204,7 +204,7 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 	if err := ValidGroup(g.name); err != nil {
 		return nil, ptr, nil, err
 	}
-	if t, _, err = g.bus.freshExisting(ctx, g.topic); err != nil {
+	if t, _, err = g.bus.streams.freshExisting(ctx, g.topic); err != nil {
 		return nil, ptr, nil, err
 	}
 	ptr, err = g.bus.generations.get(ctx, t, g.name)

@@ -187,11 +187,11 @@ func keyChanged(err error) bool {
 // has caught up with the writers. It stops when f returns an error, and returns that error. Each
 // may read at a replica that lags behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
-	_, err := c.bus.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
+	_, err := c.bus.reads.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}
-	return c.bus.readFailed(err)
+	return c.bus.reads.readFailed(err)
 }
 
 // Follow calls f with the current entry of a key, if there is one, and with each later entry. It

@@ -40,7 +40,7 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	if err := ValidGroup(group); err != nil {
 		return Cursor{}, err
 	}
-	t, _, err := b.freshExisting(ctx, topic)
+	t, _, err := b.streams.freshExisting(ctx, topic)
 	if err != nil {
 		return Cursor{}, err
 	}
@@ -66,7 +66,7 @@ func (b *Bus) lastSettled(ctx context.Context, t *topicInfo, info *natsjs.Consum
 	if info.AckFloor.Consumer == 0 { // a new consumer shows start-1 as its floor
 		return "", 0, nil
 	}
-	e, err := b.bySequence(ctx, t, info.AckFloor.Stream)
+	e, err := b.reads.bySequence(ctx, t, info.AckFloor.Stream)
 	switch {
 	case err == nil:
 		return e.ID, e.StoredAt / 1e6, nil
@@ -99,7 +99,7 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	if err := ValidGroup(group); err != nil {
 		return Backlog{}, err
 	}
-	t, state, err := b.freshExisting(ctx, topic)
+	t, state, err := b.streams.freshExisting(ctx, topic)
 	if err != nil {
 		return Backlog{}, err
 	}
@@ -137,7 +137,7 @@ func (g Group) Delete(ctx context.Context) error {
 		return err
 	}
 	for range 8 {
-		t, _, err := b.freshExisting(ctx, topic)
+		t, _, err := b.streams.freshExisting(ctx, topic)
 		if err != nil {
 			return err
 		}

@@ -84,7 +84,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 	d := l.d
 	original := &d.Event
 	if d.released || d.recast {
-		e, err := q.bus.bySequence(ctx, d.group.topic, d.seq)
+		e, err := q.bus.reads.bySequence(ctx, d.group.topic, d.seq)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}

@@ -493,10 +493,10 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	}
 	b := r.bus
 	ids := make(map[string]bool)
-	t, _, err := b.freshExisting(ctx, topic)
+	t, _, err := b.streams.freshExisting(ctx, topic)
 	if err == nil {
 		since := farthest(r.oldest.Add(-dueSkew))
-		err = b.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
+		err = b.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
 			ids[storedID(m.header, t.stream.name, m.seq)] = true
 			return nil
 		})

@@ -23,10 +23,10 @@ func stopped(err error) error {
 // ends when it has caught up with the writers. It stops when f returns an error, and returns that
 // error. A topic that does not exist has no keys.
 func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
-	b, topic := k.bus, k.topic
-	t, err := b.compacted(ctx, topic)
+	r, topic := k.reads, k.topic
+	t, err := r.compacted(ctx, topic)
 	if err == nil {
-		_, err = b.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
+		_, err = r.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
 			if e, _, ok := t.entry(m); ok {
 				return stopped(f(e))
 			}
@@ -39,7 +39,7 @@ func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
-	return b.readFailed(err)
+	return r.readFailed(err)
 }
 
 // BucketPosition is a position in the bucket of a compacted topic. The zero value is the beginning
@@ -55,25 +55,25 @@ type BucketPosition struct {
 // up to the end of the bucket at the moment of the call, so a key that is written meanwhile may be
 // left for the next call. It returns the position for the next call.
 func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event) error) (BucketPosition, error) {
-	b, topic := k.bus, k.topic
-	t, err := b.compacted(ctx, topic)
+	r, topic := k.reads, k.topic
+	t, err := r.compacted(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
 		return BucketPosition{}, nil
 	}
 	if err != nil {
-		return since, b.readFailed(err)
+		return since, r.readFailed(err)
 	}
-	info, err := b.findStream(ctx, t.bucket.stream)
+	info, err := r.findStream(ctx, t.bucket.stream)
 	if errors.Is(err, ErrNotFound) {
 		return BucketPosition{}, nil
 	}
 	if err != nil {
-		return since, b.unavailable(err)
+		return since, r.unavailable(err)
 	}
 	if !since.Created.Equal(native.StreamMade(info)) || info.State.LastSeq < since.Sequence {
 		since = BucketPosition{Created: native.StreamMade(info)}
 	}
-	err = b.readThrough(ctx, t.bucket.stream, since.Sequence+1, false, func(m *storedMsg) error {
+	err = r.readThrough(ctx, t.bucket.stream, since.Sequence+1, false, func(m *storedMsg) error {
 		if e, _, ok := t.entry(m); ok {
 			if err := f(e); err != nil {
 				return &stopError{err}
@@ -85,7 +85,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return since, own.err
 	}
-	return since, b.readFailed(err)
+	return since, r.readFailed(err)
 }
 
 // readAll calls f for every message, from a sequence on, of a stream that keeps one a subject,
@@ -97,9 +97,9 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event
 //
 // It has caught up when one direct get has reached the end of a replica that has all that the
 // leader had when it was asked before: what was passed earlier and is not replaced was there then.
-func (b *Bus) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
-	r := allRead{core: b.core, stream: stream, created: created, subjects: subjects, f: f, from: from}
-	return r.run(ctx)
+func (r *reads) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
+	all := allRead{core: r.core, stream: stream, created: created, subjects: subjects, f: f, from: from}
+	return all.run(ctx)
 }
 
 func (r *allRead) run(ctx context.Context) (uint64, error) {

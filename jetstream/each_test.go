@@ -99,7 +99,7 @@ func TestFarFuture(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if seq, err := b.resolve(t.Context(), &topicInfo{name: "a", stream: &stream{name: "a"}}, FromTime(time.UnixMilli(ts)), info.State, ""); seq != 3 || err != nil {
+		if seq, err := b.reads.resolve(t.Context(), &topicInfo{name: "a", stream: &stream{name: "a"}}, FromTime(time.UnixMilli(ts)), info.State, ""); seq != 3 || err != nil {
 			t.Errorf("ts %d: a group begins at %d, %v", ts, seq, err)
 		}
 	}

@@ -348,7 +348,7 @@ func (r *groupReader) oldestBehind(ctx context.Context, t *topicInfo, floor uint
 		}
 		defer func() { r.found[t.stream.name].put(place, at) }()
 		err = r.within(ctx, t.stream.name, func(ctx context.Context) error {
-			m, err := r.bus.nextStored(ctx, t, &walkOptions{}, floor)
+			m, err := r.bus.reads.nextStored(ctx, t, &walkOptions{}, floor)
 			if m != nil {
 				at = m.time
 			}

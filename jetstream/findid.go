@@ -30,13 +30,13 @@ type IDSearch struct {
 // never stored. A topic that does not exist has no events, with certainty. FindIDs returns an error
 // when it could not read as far as the stream's leader.
 func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
-	b := h.bus
-	t, _, err := b.freshExisting(ctx, h.topic)
+	r := h.reads
+	t, _, err := r.streams.freshExisting(ctx, h.topic)
 	if errors.Is(err, ErrNotFound) {
 		return nil, true, nil
 	}
 	if err != nil {
-		return nil, false, b.unavailable(err)
+		return nil, false, r.unavailable(err)
 	}
 	if s.Max <= 0 {
 		s.Max = maxIDSearch
@@ -47,7 +47,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	}
 	found = make(map[string]bool)
 	seen := 0
-	err = b.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *storedMsg) error {
+	err = r.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *storedMsg) error {
 		seen++
 		if id := storedID(m.header, t.stream.name, m.seq); wanted[id] {
 			found[id] = true
@@ -66,9 +66,9 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	if seen >= s.Max {
 		return found, false, nil
 	}
-	info, err := b.findStream(ctx, t.stream.name)
+	info, err := r.findStream(ctx, t.stream.name)
 	if err != nil {
-		return nil, false, b.unavailable(err)
+		return nil, false, r.unavailable(err)
 	}
 	return found, !mayHaveDropped(info, s.Since), nil
 }
@@ -90,16 +90,16 @@ func mayHaveDropped(info *natsjs.StreamInfo, since time.Time) bool {
 // DuplicateWindow returns how long the topic's stream remembers the ids of events. A publish with a
 // remembered id stores nothing. It returns ErrNotFound when the topic does not exist.
 func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
-	b, topic := h.bus, h.topic
+	r, topic := h.reads, h.topic
 	if err := ValidTopic(topic); err != nil {
 		return 0, err
 	}
-	info, err := b.findStream(ctx, b.rule(topic).streamName(topic))
+	info, err := r.findStream(ctx, r.rule(topic).streamName(topic))
 	if err != nil {
 		if errors.Is(err, ErrNotFound) {
 			return 0, ErrNotFound
 		}
-		return 0, b.unavailable(err)
+		return 0, r.unavailable(err)
 	}
 	return info.Config.Duplicates, nil
 }

@@ -267,7 +267,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 	}
 	for range 8 {
-		t, state, err := b.freshTopic(ctx, j.topic, j.client)
+		t, state, err := b.streams.freshTopic(ctx, j.topic, j.client)
 		if err != nil {
 			return nil, err
 		}
@@ -500,41 +500,41 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 // freshTopic is the topic with the stream as it is now: generations count only for the very stream
 // that they were made for, and what this hub knows may be of one that was deleted and created again
 // meanwhile.
-func (b *Bus) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
+func (s *streams) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
 	for range 3 {
-		t, err := b.streams.topic(ctx, topic, client)
+		t, err := s.topic(ctx, topic, client)
 		if err != nil {
 			return nil, natsjs.StreamState{}, err
 		}
-		info, err := b.findStream(ctx, t.stream.name)
+		info, err := s.findStream(ctx, t.stream.name)
 		if err == nil && native.StreamMade(info).Equal(t.stream.created) {
 			return t, info.State, nil
 		}
 		if err != nil && !errors.Is(err, ErrNotFound) {
-			return nil, natsjs.StreamState{}, b.unavailable(err)
+			return nil, natsjs.StreamState{}, s.unavailable(err)
 		}
-		b.streams.forget(t.stream)
+		s.forget(t.stream)
 	}
 	return nil, natsjs.StreamState{}, &Error{Code: CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
 }
 
 // freshExisting is freshTopic for those who read: it makes nothing, and returns ErrNotFound
 // instead.
-func (b *Bus) freshExisting(ctx context.Context, topic string) (*topicInfo, natsjs.StreamState, error) {
-	t, err := b.streams.existing(ctx, topic)
+func (s *streams) freshExisting(ctx context.Context, topic string) (*topicInfo, natsjs.StreamState, error) {
+	t, err := s.existing(ctx, topic)
 	if err != nil {
 		return nil, natsjs.StreamState{}, err
 	}
-	info, err := b.findStream(ctx, t.stream.name)
+	info, err := s.findStream(ctx, t.stream.name)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		b.streams.forget(t.stream)
+		s.forget(t.stream)
 		return nil, natsjs.StreamState{}, ErrNotFound
 	case err != nil:
-		return nil, natsjs.StreamState{}, b.unavailable(err)
+		return nil, natsjs.StreamState{}, s.unavailable(err)
 	case !native.StreamMade(info).Equal(t.stream.created):
-		b.streams.forget(t.stream)
-		if t, err = b.streams.existing(ctx, topic); err != nil {
+		s.forget(t.stream)
+		if t, err = s.existing(ctx, topic); err != nil {
 			return nil, natsjs.StreamState{}, err
 		}
 	}

@@ -87,7 +87,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 			wg.Go(func() {
 				at := []Position{FromEarliest, FromLatest}[i]
 				g, err := b.join(t.Context(), &joining{topic: "race", group: group, start: func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
-					return b.resolve(ctx, topic, at, state, "")
+					return b.reads.resolve(ctx, topic, at, state, "")
 				}})
 				if err != nil {
 					t.Error(err)
@@ -532,7 +532,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.bySequence(t.Context(), topic, old.Sequence)
+	e, err := b.reads.bySequence(t.Context(), topic, old.Sequence)
 	if err != nil {
 		t.Fatal(err)
 	}

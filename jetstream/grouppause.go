@@ -32,7 +32,7 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 		return err
 	}
 	for range 8 {
-		t, _, err := b.freshExisting(ctx, g.topic)
+		t, _, err := b.streams.freshExisting(ctx, g.topic)
 		if err != nil {
 			return err
 		}

@@ -10,35 +10,35 @@ import (
 // Except for Place, they create no topic. They return a bad_topic *Error for an invalid name, an
 // internal *Error when NATS fails to answer properly, and ErrClosed.
 type History struct {
-	bus   *Bus
+	reads *reads
 	topic string
 }
 
 // History gives access to the stored events of a topic.
-func (b *Bus) History(topic string) History { return History{b, topic} }
+func (b *Bus) History(topic string) History { return History{b.reads, topic} }
 
 // ByID returns the event with an id. It returns ErrNotFound when there is no such event. Ids that
 // are not UUIDv7s are searched among the last 100,000 events. The search counts for the client, as
 // in ReadOptions.
 func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
-	b := h.bus
+	r := h.reads
 	if err := FromAfterID(id).validate(); err != nil {
 		return nil, err
 	}
-	t, state, err := b.freshExisting(ctx, h.topic)
+	t, state, err := r.streams.freshExisting(ctx, h.topic)
 	if err != nil {
 		return nil, err
 	}
-	seq, err := b.ids.find(ctx, t, id, state, client)
+	seq, err := r.ids.find(ctx, t, id, state, client)
 	if unknown, ok := errors.AsType[*Error](err); ok && unknown.Code == CodeUnknownID || err == nil && seq == 0 {
 		return nil, ErrNotFound
 	}
 	if err != nil {
 		return nil, err
 	}
-	e, err := b.bySequence(ctx, t, seq)
+	e, err := r.bySequence(ctx, t, seq)
 	if err != nil {
-		return nil, b.unavailableOrNil(err)
+		return nil, r.unavailableOrNil(err)
 	}
 	if e.ID != id || e.Topic != h.topic {
 		return nil, ErrNotFound // an id that tells its place is found when its event is gone
@@ -50,17 +50,17 @@ func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
 // stream's leader. It returns ErrNotFound when there is no such event or the topic does not exist.
 // A leader that was elected a moment ago may lack the newest events; Bounds tells how far it is.
 func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Event, error) {
-	b, topic := h.bus, h.topic
-	t, err := b.streams.existing(ctx, topic)
+	r, topic := h.reads, h.topic
+	t, err := r.streams.existing(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
-	m, err := b.getMsg(ctx, t.stream.name, map[string]any{"seq": after + 1, "next_by_subj": keyedSubject(topic, key)})
+	m, err := r.getMsg(ctx, t.stream.name, map[string]any{"seq": after + 1, "next_by_subj": keyedSubject(topic, key)})
 	if err != nil {
 		if errors.Is(err, ErrNotFound) {
 			return nil, ErrNotFound
 		}
-		return nil, b.unavailable(err)
+		return nil, r.unavailable(err)
 	}
 	return t.event(m), nil
 }
@@ -69,6 +69,6 @@ func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Even
 // last event stored, other topics of a family included. It returns 1 and 0 for a stream that never
 // had an event. It returns ErrNotFound when the topic does not exist.
 func (h History) Bounds(ctx context.Context) (first, last uint64, err error) {
-	_, state, err := h.bus.freshExisting(ctx, h.topic)
+	_, state, err := h.reads.streams.freshExisting(ctx, h.topic)
 	return max(state.FirstSeq, 1), state.LastSeq, err
 }

@@ -40,7 +40,7 @@ const (
 // read once, and not once a search. The index has hashes only; the stream has the last word on a
 // match.
 type idSearches struct {
-	bus    *Bus
+	reads  *reads
 	places *quota.Places
 	seed   maphash.Seed
 
@@ -76,9 +76,9 @@ type idRange struct {
 	seqs     []uint64
 }
 
-func newIDSearches(b *Bus) *idSearches {
+func newIDSearches(r *reads) *idSearches {
 	return &idSearches{
-		bus: b, places: quota.NewPlaces(b.limits.IDSearches, b.limits.IDSearchesPerClient), seed: maphash.MakeSeed(),
+		reads: r, places: quota.NewPlaces(r.limits.IDSearches, r.limits.IDSearchesPerClient), seed: maphash.MakeSeed(),
 		topics: make(map[idTopic]*topicIDs),
 	}
 }
@@ -126,10 +126,10 @@ func (x *idSearches) search(ctx context.Context, t *topicInfo, id string, state 
 	if state.Msgs == 0 {
 		return 0, nil
 	}
-	b := x.bus
+	r := x.reads
 	ctx, cancel := context.WithTimeout(ctx, idSearchWait)
 	defer cancel()
-	if !x.places.Enter(ctx, client, idSearchQueue, func() { b.obs.LimitReached("id_searches") }) {
+	if !x.places.Enter(ctx, client, idSearchQueue, func() { r.obs.LimitReached("id_searches") }) {
 		if ctx.Err() == nil {
 			return 0, &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("%d searches for afterId of this client run or wait: try again later", idSearchQueue)}
 		}
@@ -160,7 +160,7 @@ func errSearchLate(ctx context.Context) error {
 
 // bounds are the first and the last sequence at which an event with the id may be.
 func (x *idSearches) bounds(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState) (from, to uint64, err error) {
-	b := x.bus
+	r := x.reads
 	made, v7 := madeAt(id)
 	if !v7 {
 		if state.LastSeq > maxIDSearch {
@@ -173,7 +173,7 @@ func (x *idSearches) bounds(ctx context.Context, t *topicInfo, id string, state 
 		if !at.After(state.FirstTime) {
 			return max(state.FirstSeq, 1), nil
 		}
-		return b.firstSince(ctx, t, at, end)
+		return r.firstSince(ctx, t, at, end)
 	}
 	if from, err = since(made.Add(-idSearchBefore)); err != nil {
 		return 0, 0, err
@@ -186,7 +186,7 @@ func (x *idSearches) bounds(ctx context.Context, t *topicInfo, id string, state 
 		from = max(from, near-idSearchEarlier)
 	}
 	if last := made.Add(idSearchAfter); last.Before(state.LastTime) {
-		if end, err = b.firstSince(ctx, t, last.Add(time.Nanosecond), end); err != nil {
+		if end, err = r.firstSince(ctx, t, last.Add(time.Nanosecond), end); err != nil {
 			return 0, 0, err
 		}
 	}
@@ -229,10 +229,10 @@ func (x *idSearches) close(ids *topicIDs) {
 	ids.known = known
 	ids.users--
 	<-ids.turn
-	if x.known <= x.bus.limits.IDsKnown {
+	if x.known <= x.reads.limits.IDsKnown {
 		return
 	}
-	x.bus.obs.LimitReached("ids_known")
+	x.reads.obs.LimitReached("ids_known")
 	unused := make([]idTopic, 0, len(x.topics))
 	for key, ids := range x.topics {
 		if ids.users == 0 {
@@ -241,7 +241,7 @@ func (x *idSearches) close(ids *topicIDs) {
 	}
 	slices.SortFunc(unused, func(a, b idTopic) int { return int(x.topics[a].used) - int(x.topics[b].used) }) //nolint:gosec // counts of searches
 	for _, key := range unused {
-		if x.known <= x.bus.limits.IDsKnown {
+		if x.known <= x.reads.limits.IDsKnown {
 			return
 		}
 		x.known -= x.topics[key].known
@@ -301,11 +301,11 @@ func (x *idSearches) scan(ctx context.Context, t *topicInfo, id string, from, to
 
 // compare returns the sequence if its event has the id, else 0.
 func (x *idSearches) compare(ctx context.Context, t *topicInfo, seq uint64, id string) (uint64, error) {
-	switch e, err := x.bus.bySequence(ctx, t, seq); {
+	switch e, err := x.reads.bySequence(ctx, t, seq); {
 	case errors.Is(err, ErrNotFound): // removed since
 		return 0, nil
 	case err != nil:
-		return 0, x.bus.unavailable(err)
+		return 0, x.reads.unavailable(err)
 	case e.ID != id:
 		return 0, nil
 	default:
@@ -329,7 +329,7 @@ func (x *idSearches) read(ctx context.Context, t *topicInfo, ids *topicIDs, i in
 	}
 	next()
 	began, read, ended := time.Now(), 0, false
-	err := x.bus.walk(ctx, t, walkOptions{start: from, headersOnly: true}, func(m *storedMsg) error {
+	err := x.reads.walk(ctx, t, walkOptions{start: from, headersOnly: true}, func(m *storedMsg) error {
 		if m.seq > to {
 			ended = true
 			return errStopWalk
@@ -344,7 +344,7 @@ func (x *idSearches) read(ctx context.Context, t *topicInfo, ids *topicIDs, i in
 		if read%idPiece > 0 {
 			return nil
 		}
-		return x.bus.pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
+		return x.reads.pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
 	})
 	if err == nil && (ended || read < limit) {
 		p.to = to // walk has read all that the leader had

@@ -80,24 +80,24 @@ func TestIDsThatAreConfirmedInAnyOrder(t *testing.T) {
 		order := rnd.Perm(rnd.IntN(1500))
 		for _, i := range order {
 			if seq := first + uint64(i); rnd.IntN(700) > 0 { // else it is somebody else's
-				b.ids.published(s, seq, fmt.Sprint("id ", seq))
+				b.reads.ids.published(s, seq, fmt.Sprint("id ", seq))
 			}
 		}
 		r := &s.recent
 		for range min(100, r.to) {
 			seq := r.from + uint64(rnd.IntN(int(r.to-r.from)+2))
-			from, to, seqs := b.ids.among(r, fmt.Sprint("id ", seq), 1, r.to)
+			from, to, seqs := b.reads.ids.among(r, fmt.Sprint("id ", seq), 1, r.to)
 			if want := seq >= r.from && seq <= r.to; want != (len(seqs) == 1 && seqs[0] == seq) || from < r.from || to > r.to {
 				t.Fatalf("round %d: id %d is at %v of %d..%d, and %d..%d is known", round, seq, seqs, from, to, r.from, r.to)
 			}
 		}
-		if n := b.ids.recent.Load(); n != int64(len(r.seqs)) || n > 3_000 || len(r.ahead) > maxAhead {
+		if n := b.reads.ids.recent.Load(); n != int64(len(r.seqs)) || n > 3_000 || len(r.ahead) > maxAhead {
 			t.Fatalf("round %d: %d ids are counted, %d are kept, %d are beyond a gap", round, n, len(r.seqs), len(r.ahead))
 		}
 	}
-	b.ids.drop(s)
-	b.ids.published(s, 1, "late")
-	if n := b.ids.recent.Load(); n != 0 {
+	b.reads.ids.drop(s)
+	b.reads.ids.published(s, 1, "late")
+	if n := b.reads.ids.recent.Load(); n != 0 {
 		t.Errorf("%d ids are counted of a stream that is gone", n)
 	}
 }
@@ -117,10 +117,10 @@ func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
 	b := open(t, Config{})
 	publish(t, b, "places", "1")
 	for range b.limits.IDSearchesPerClient {
-		if !b.ids.places.Enter(t.Context(), "busy", idSearchQueue, func() { t.Error("no place") }) {
+		if !b.reads.ids.places.Enter(t.Context(), "busy", idSearchQueue, func() { t.Error("no place") }) {
 			t.Fatal("no place")
 		}
-		defer b.ids.places.Leave("busy")
+		defer b.reads.ids.places.Leave("busy")
 	}
 	if err := searchFor(t, b, "places", "other", "quiet"); !unknownID(err) {
 		t.Errorf("another client's search: %v", err)
@@ -208,12 +208,12 @@ func TestWhatSearchesRemember(t *testing.T) {
 					t.Fatalf("%s: a removed event is found: %v", id, err)
 				}
 			}
-			info, state, err := b.freshExisting(t.Context(), topic)
+			info, state, err := b.streams.freshExisting(t.Context(), topic)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if _, left := in[id]; left {
-				if got, err := b.ids.find(t.Context(), info, id, state, ""); err != nil || got != seq {
+				if got, err := b.reads.ids.find(t.Context(), info, id, state, ""); err != nil || got != seq {
 					t.Fatalf("%s of %s is at %d, %v; want %d", id, topic, got, err, seq)
 				}
 			}
@@ -221,8 +221,8 @@ func TestWhatSearchesRemember(t *testing.T) {
 				break
 			}
 		}
-		if recent := b.ids.recent.Load(); b.ids.known > known || recent > known {
-			t.Fatalf("%d and %d ids are kept", b.ids.known, recent)
+		if recent := b.reads.ids.recent.Load(); b.reads.ids.known > known || recent > known {
+			t.Fatalf("%d and %d ids are kept", b.reads.ids.known, recent)
 		}
 	}
 	for id := range stored["a"] {

@@ -54,6 +54,7 @@ var minServer = [2]int{2, 11}
 type Bus struct {
 	*core
 	streams *streams
+	reads   *reads
 
 	firstLetters firstLetters
 	lagEvents    lagEvents
@@ -64,9 +65,7 @@ type Bus struct {
 	orderings    sync.WaitGroup // ordered groups of this hub
 	orderingsEnd atomic.Bool    // it gives up those that it owns
 	native       *nativeMaps
-	listings     *listings
 	schedules    *schedules
-	ids          *idSearches
 	dead         *deadLetters
 	// places of redrives, bytes put back by client, and who puts back now
 	redrives      *quota.Places
@@ -134,6 +133,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
 	}
 	b.streams = newStreams(b.core)
+	b.reads = newReads(b.core, b.streams)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
 	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
@@ -145,10 +145,8 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.puttingBack = make(chan struct{}, 1)
 	b.native = newNativeMaps(b)
 	b.linkHooks = linkHooks{b.linkCut, b.linkLost, b.linkReturning, b.linkBack, b.linkHeard, b.native.streamChanged}
-	b.listings = &listings{bus: b}
-	b.ids = newIDSearches(b)
 	b.schedules = newSchedules(b)
-	b.streams.streamHooks = streamHooks{b.equip, b.newKeySet, b.ids.drop, b.finishDeletion}
+	b.streams.streamHooks = streamHooks{b.equip, b.newKeySet, b.reads.ids.drop, b.finishDeletion}
 	return b, nil
 }
 
@@ -216,7 +214,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.rejects() {
 		b.start(b.keepTopics)
 	}
-	b.start(b.listings.tend)
+	b.start(b.reads.listings.tend)
 	b.schedules.out = b.newPublisher("")
 	b.start(b.schedules.run)
 	if s := b.cfg.Server; s != nil {

@@ -203,7 +203,7 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	state := &info.State
 	over := tooMuch(state, &info.Config)
 	if k.age > 0 && state.Msgs > 0 && info.TimeStamp.Sub(state.FirstTime) > k.age {
-		since, err := b.firstSince(ctx, t, info.TimeStamp.Add(-k.age), state.LastSeq+1)
+		since, err := b.reads.firstSince(ctx, t, info.TimeStamp.Add(-k.age), state.LastSeq+1)
 		if err != nil {
 			return err
 		}

@@ -182,7 +182,7 @@ func (k *keySet) made(ctx context.Context, key, client string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, keyLookWait)
 	defer cancel()
-	_, err := k.bus.latest(ctx, k.topic, key)
+	_, err := k.bus.reads.latest(ctx, k.topic, key)
 	return err == nil
 }
 

@@ -18,36 +18,36 @@ const (
 // return an internal *Error when NATS fails to answer properly, and ErrClosed. The receiver of an
 // event owns it.
 type Keys struct {
-	bus   *Bus
+	reads *reads
 	topic string
 }
 
 // Keys gives access to the newest event of each key of a topic.
-func (b *Bus) Keys(topic string) Keys { return Keys{b, topic} }
+func (b *Bus) Keys(topic string) Keys { return Keys{b.reads, topic} }
 
 // Get returns the newest event of a key. It asks the leader of the topic's stream and, if the
 // stream has no event of the key left, the leader of the bucket. Get therefore sees every publish
 // that was confirmed before the call. The event is a Tombstone when the key was removed. Get
 // returns ErrNotFound when the key is unknown or the topic does not exist.
 func (k Keys) Get(ctx context.Context, key string) (*Event, error) {
-	b, topic := k.bus, k.topic
-	t, err := b.streams.readable(ctx, topic)
+	r, topic := k.reads, k.topic
+	t, err := r.streams.readable(ctx, topic)
 	if err != nil {
-		return nil, b.readFailed(err)
+		return nil, r.readFailed(err)
 	}
-	e, err := b.latest(ctx, t, key)
-	return e, b.readFailed(err)
+	e, err := r.latest(ctx, t, key)
+	return e, r.readFailed(err)
 }
 
-func (b *Bus) latest(ctx context.Context, t *topicInfo, key string) (*Event, error) {
-	m, err := b.lastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
+func (r *reads) latest(ctx context.Context, t *topicInfo, key string) (*Event, error) {
+	m, err := r.lastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
 	if err == nil {
 		return t.event(m), nil
 	}
 	if t.bucket == nil || !errors.Is(err, ErrNotFound) {
 		return nil, err
 	}
-	if m, err = b.lastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
+	if m, err = r.lastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
 		return nil, err
 	}
 	e, _, ok := t.entry(m)
@@ -59,11 +59,11 @@ func (b *Bus) latest(ctx context.Context, t *topicInfo, key string) (*Event, err
 }
 
 // readFailed keeps what callers know of errors, and hides the rest from clients.
-func (b *Bus) readFailed(err error) error {
+func (r *reads) readFailed(err error) error {
 	if err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return b.unavailable(err)
+	return r.unavailable(err)
 }
 
 // GetMany returns the newest event of each given key, without unknown and removed keys. It reads a
@@ -72,7 +72,7 @@ func (b *Bus) readFailed(err error) error {
 // Such reads may lag, usually by less than a millisecond (RELIABILITY.md). The topic need not be
 // compacted. A topic that does not exist has no keys.
 func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*Event, error) {
-	b, topic := k.bus, k.topic
+	b, topic := k.reads, k.topic
 	if len(keys) < 2 {
 		return k.GetConsistent(ctx, keys)
 	}
@@ -83,7 +83,7 @@ func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*Event, er
 	if err != nil {
 		return nil, b.readFailed(err)
 	}
-	r := keysRead{bus: b, topic: t, found: make(map[string]*Event, len(keys)), bucket: t.bucket != nil}
+	r := keysRead{reads: b, topic: t, found: make(map[string]*Event, len(keys)), bucket: t.bucket != nil}
 	if err := r.all(ctx, keys); err != nil {
 		return nil, b.readFailed(err)
 	}
@@ -92,7 +92,7 @@ func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*Event, er
 
 // keysRead reads several keys by direct gets.
 type keysRead struct {
-	bus    *Bus
+	reads  *reads
 	topic  *topicInfo
 	bucket bool // read there, else from the topic's stream
 	found  map[string]*Event
@@ -105,7 +105,7 @@ func (r *keysRead) all(ctx context.Context, keys []string) error {
 		err := r.chunk(ctx, q, chunk)
 		// others made the stream or changed the bucket, or it is gone
 		if errors.Is(err, errNoDirect) {
-			return r.bus.eachLatestOf(ctx, r.topic, rest, r.found)
+			return r.reads.eachLatestOf(ctx, r.topic, rest, r.found)
 		}
 		if err != nil {
 			return err
@@ -139,7 +139,7 @@ func (r *keysRead) subject(key string) string {
 func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) error {
 	unsure := false // something was not read that a replica had
 	for upTo := uint64(0); ; {
-		end, err := r.bus.direct(ctx, r.stream(), q, func(m *storedMsg, _ uint64) error {
+		end, err := r.reads.direct(ctx, r.stream(), q, func(m *storedMsg, _ uint64) error {
 			r.take(m)
 			return nil
 		})
@@ -163,7 +163,7 @@ func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) err
 			missing = append(missing, key)
 		}
 	}
-	return r.bus.eachLatestOf(ctx, r.topic, missing, r.found)
+	return r.reads.eachLatestOf(ctx, r.topic, missing, r.found)
 }
 
 func (r *keysRead) stream() string {
@@ -190,23 +190,23 @@ func (r *keysRead) take(m *storedMsg) {
 // GetConsistent is GetMany, but reads every key as Get does. It costs one request to the leader per
 // key.
 func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*Event, error) {
-	b, topic := k.bus, k.topic
+	r, topic := k.reads, k.topic
 	found := make(map[string]*Event, len(keys))
-	t, err := b.streams.readable(ctx, topic)
+	t, err := r.streams.readable(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
 		return found, nil
 	}
 	if err == nil {
-		err = b.eachLatestOf(ctx, t, keys, found)
+		err = r.eachLatestOf(ctx, t, keys, found)
 	}
 	if err != nil {
-		return nil, b.readFailed(err)
+		return nil, r.readFailed(err)
 	}
 	return found, nil
 }
 
 // eachLatestOf reads keys at the leader into found, a few at a time.
-func (b *Bus) eachLatestOf(ctx context.Context, t *topicInfo, keys []string, found map[string]*Event) error {
+func (r *reads) eachLatestOf(ctx context.Context, t *topicInfo, keys []string, found map[string]*Event) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var readers sync.WaitGroup
@@ -223,7 +223,7 @@ func (b *Bus) eachLatestOf(ctx context.Context, t *topicInfo, keys []string, fou
 				key := keys[next]
 				next++
 				mu.Unlock()
-				e, err := b.latest(ctx, t, key)
+				e, err := r.latest(ctx, t, key)
 				if err != nil && !errors.Is(err, ErrNotFound) {
 					cancel(err)
 					return

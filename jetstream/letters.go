@@ -267,7 +267,7 @@ type letterStream struct {
 // letterStreams are the streams that may have letters of the filter, in order of their names.
 func (b *Bus) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStream, error) {
 	if f.Topic != "" {
-		t, state, err := b.freshExisting(ctx, dlqPrefix+f.Topic)
+		t, state, err := b.streams.freshExisting(ctx, dlqPrefix+f.Topic)
 		if errors.Is(err, ErrNotFound) {
 			return nil, nil
 		}
@@ -379,7 +379,7 @@ func (b *Bus) eachLetter(ctx context.Context, s *letterStream, from uint64, filt
 
 // lettersOn reads through one consumer until that has no more. next is the sequence to go on with.
 func (b *Bus) lettersOn(ctx context.Context, s *letterStream, next *uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
-	return b.readWindows(ctx, s.name, next, s.last, s.subjects, pullBatch, func(window []*storedMsg) error {
+	return b.reads.readWindows(ctx, s.name, next, s.last, s.subjects, pullBatch, func(window []*storedMsg) error {
 		for _, m := range window {
 			if m.seq > s.last || !filter.Until.IsZero() && m.time.UnixMilli() > filter.Until.UnixMilli() {
 				return &stopError{errLettersEnded}

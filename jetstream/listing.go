@@ -51,15 +51,15 @@ type Listing struct {
 // the listing took longer, or because its bucket or the records of its pages were removed. Begin a
 // new listing then.
 func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
-	b, topic := k.bus, k.topic
+	r, topic := k.reads, k.topic
 	if opts.Limit < 1 || opts.Limit > maxPage {
 		return Listing{}, badOptions("limit is %d: 1 to %d are allowed", opts.Limit, maxPage)
 	}
 	if opts.Bytes <= 0 {
 		opts.Bytes = pageBytes
 	}
-	l := listing{bus: b, opts: opts}
-	t, err := b.compacted(ctx, topic)
+	l := listing{reads: r, opts: opts}
+	t, err := r.compacted(ctx, topic)
 	if err == nil {
 		l.topic = t
 		err = l.read(ctx)
@@ -74,7 +74,7 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 		return Listing{}, errListingOver("the topic's bucket was created again")
 	}
 	if err != nil {
-		return Listing{}, b.readFailed(err)
+		return Listing{}, r.readFailed(err)
 	}
 	return l.page, nil
 }
@@ -83,7 +83,7 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 // entry from before the listing began is the first of its key that comes by. One that was written
 // since may be of a key that was given already: the records of the pages tell.
 type listing struct {
-	bus    *Bus
+	reads  *reads
 	topic  *topicInfo
 	opts   ListOptions
 	at     listingCursor
@@ -133,11 +133,11 @@ func (l *listing) begin(ctx context.Context) error {
 		if l.at, err = parseListingCursor(l.opts.Next, l.topic.name); err != nil {
 			return err
 		}
-		if l.reader = l.bus.listings.take(&l.at); l.reader != nil {
+		if l.reader = l.reads.listings.take(&l.at); l.reader != nil {
 			return nil
 		}
 	}
-	info, err := l.bus.findStream(ctx, l.topic.bucket.stream)
+	info, err := l.reads.findStream(ctx, l.topic.bucket.stream)
 	switch {
 	case err != nil:
 		return err
@@ -147,7 +147,7 @@ func (l *listing) begin(ctx context.Context) error {
 		return errAnew
 	case info.State.LastSeq > l.at.pos+uint64(l.opts.Limit): //nolint:gosec // it is positive
 		// A listing that goes on goes on further, as a rule.
-		l.reader = l.bus.listings.open(ctx, &l.at, l.topic.bucket.stream)
+		l.reader = l.reads.listings.open(ctx, &l.at, l.topic.bucket.stream)
 	}
 	return nil
 }
@@ -156,12 +156,12 @@ func (l *listing) begin(ctx context.Context) error {
 func (l *listing) finish(ctx context.Context, err error) {
 	switch {
 	case l.reader != nil && err == nil && !l.ended:
-		l.bus.listings.put(l.reader)
+		l.reads.listings.put(l.reader)
 	case l.reader != nil:
-		l.bus.listings.close(ctx, l.reader)
+		l.reads.listings.close(ctx, l.reader)
 	}
 	if err == nil && l.ended && l.at.last != 0 {
-		l.bus.listings.finish(l.at.name())
+		l.reads.listings.finish(l.at.name())
 	}
 }
 
@@ -181,12 +181,12 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 		if ctx.Err() != nil {
 			return nil, false, ctx.Err()
 		}
-		l.bus.listings.close(ctx, l.reader) // only direct gets tell where the end is
+		l.reads.listings.close(ctx, l.reader) // only direct gets tell where the end is
 		l.reader = nil
 	}
 	enough := errors.New("enough")
 	size := 0
-	r := allRead{core: l.bus.core, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, maxDirect)}
+	r := allRead{core: l.reads.core, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, maxDirect)}
 	r.f = func(m *storedMsg) error {
 		entries = append(entries, m)
 		if size += m.size; len(entries) == limit || size > listingBytes {

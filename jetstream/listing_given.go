@@ -50,7 +50,7 @@ func (l *listing) record(ctx context.Context) error {
 	_, _ = rand.Read(number[:]) // never fails
 	n := binary.BigEndian.Uint64(number[:]) | 1
 	msg := &nats.Msg{Subject: recordPrefix(l.at.name()) + strconv.FormatUint(n, 16), Data: data}
-	if err := l.bus.putRecord(ctx, msg); err != nil {
+	if err := l.reads.putRecord(ctx, msg); err != nil {
 		return fmt.Errorf("jetstream: write to bucket %s: %w", listingsBucket, err)
 	}
 	l.at.last = n
@@ -58,13 +58,13 @@ func (l *listing) record(ctx context.Context) error {
 }
 
 // putRecord stores a record, and makes the bucket when it is not there.
-func (b *Bus) putRecord(ctx context.Context, msg *nats.Msg) error {
+func (r *reads) putRecord(ctx context.Context, msg *nats.Msg) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		// A leader that changes does not answer.
 		reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-			return b.link().request(ctx, msg.Subject, msg.Data)
+			return r.link().request(ctx, msg.Subject, msg.Data)
 		})
 		if err != nil {
 			return err
@@ -73,10 +73,10 @@ func (b *Bus) putRecord(ctx context.Context, msg *nats.Msg) error {
 			_, err := parsePubAck(reply.Data, listingsStream)
 			return err
 		}
-		if err := b.makeListings(ctx); err != nil {
+		if err := r.makeListings(ctx); err != nil {
 			return err
 		}
-		if err := b.pause(ctx, wait); err != nil { // it was just made, or has no leader now
+		if err := r.pause(ctx, wait); err != nil { // it was just made, or has no leader now
 			return err
 		}
 	}
@@ -84,16 +84,16 @@ func (b *Bus) putRecord(ctx context.Context, msg *nats.Msg) error {
 
 // makeListings makes the bucket unless it exists. It is a KV bucket but for one thing: the oldest
 // go when it is full.
-func (b *Bus) makeListings(ctx context.Context) error {
+func (r *reads) makeListings(ctx context.Context) error {
 	cfg := natsjs.StreamConfig{
 		Name: listingsStream, Description: "eventhub: what was given on the pages of listings", Subjects: []string{"$KV." + listingsBucket + ".>"},
 		MaxMsgsPerSubject: 1, MaxAge: listingLife + time.Minute, MaxBytes: listingsBytes, Discard: natsjs.DiscardOld,
-		AllowRollup: true, DenyDelete: true, AllowDirect: true, Replicas: b.cfg.Replicas,
+		AllowRollup: true, DenyDelete: true, AllowDirect: true, Replicas: r.cfg.Replicas,
 	}
-	if b.cfg.MemoryStorage {
+	if r.cfg.MemoryStorage {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	_, err := b.js.CreateStream(ctx, cfg)
+	_, err := r.js.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		return nil // another hub, or another version, made it
 	}
@@ -117,7 +117,7 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 			return err
 		}
 		subject := recordPrefix(l.at.name()) + strconv.FormatUint(lost, 16)
-		switch _, err := l.bus.lastBySubject(ctx, listingsStream, subject); {
+		switch _, err := l.reads.lastBySubject(ctx, listingsStream, subject); {
 		case errors.Is(err, ErrNotFound):
 			return errListingOver("what was on its pages is not known any more")
 		case err != nil:
@@ -125,7 +125,7 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 		case time.Now().After(deadline):
 			return errBehind
 		}
-		if err := l.bus.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := l.reads.pause(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -140,7 +140,7 @@ func (l *listing) readGiven(ctx context.Context, hashes map[uint64]bool) (lost u
 	q := directQuery{Seq: 1, NextBySubj: prefix + "*"}
 	for more := true; more; {
 		q.Batch = maxDirect
-		end, err := l.bus.direct(ctx, listingsStream, &q, func(m *storedMsg, _ uint64) error {
+		end, err := l.reads.direct(ctx, listingsStream, &q, func(m *storedMsg, _ uint64) error {
 			q.Seq = m.seq + 1
 			n, err := strconv.ParseUint(m.subject[len(prefix):], 16, 64)
 			if err != nil || len(m.data)%8 != 0 || len(m.data) == 0 {
@@ -196,14 +196,14 @@ func (s *listings) due(before time.Time) (names []string) {
 }
 
 // forgetGiven removes the records of a listing.
-func (b *Bus) forgetGiven(ctx context.Context, name string) {
+func (r *reads) forgetGiven(ctx context.Context, name string) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	body, err := json.Marshal(map[string]string{"filter": recordPrefix(name) + "*"})
 	if err == nil {
-		_, err = b.link().request(ctx, b.api+"STREAM.PURGE."+listingsStream, body)
+		_, err = r.link().request(ctx, r.api+"STREAM.PURGE."+listingsStream, body)
 	}
 	if err != nil && ctx.Err() == nil {
-		b.log.LogAttrs(ctx, slog.LevelDebug, "failed to remove the records of a listing; they go with time", slog.Any("error", err))
+		r.log.LogAttrs(ctx, slog.LevelDebug, "failed to remove the records of a listing; they go with time", slog.Any("error", err))
 	}
 }

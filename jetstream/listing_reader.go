@@ -49,25 +49,25 @@ type listingReader struct {
 var errReaderEnded = errors.New("jetstream: the reader of a listing has no more")
 
 // openReader makes the consumer.
-func (b *Bus) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
-	r := &listingReader{core: b.core, link: b.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
-	r.came = make(chan *nats.Msg, maxPage+8) // and the messages that end pulls
+func (r *reads) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
+	reader := &listingReader{core: r.core, link: r.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
+	reader.came = make(chan *nats.Msg, maxPage+8) // and the messages that end pulls
 	var err error
-	if r.sub, err = r.link.nc.ChanSubscribe(r.inbox+".*", r.came); err != nil {
+	if reader.sub, err = reader.link.nc.ChanSubscribe(reader.inbox+".*", reader.came); err != nil {
 		return nil, err
 	}
 	// When ctx ends while the server makes the consumer, the consumer would stay behind.
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	_, err = b.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
-		Name: r.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 10 * time.Second,
+	_, err = r.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+		Name: reader.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 10 * time.Second,
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: pos + 1,
 	})
 	if err != nil {
-		_ = r.sub.Unsubscribe()
+		_ = reader.sub.Unsubscribe()
 		return nil, err
 	}
-	return r, nil
+	return reader, nil
 }
 
 // entries returns the next entries, most of them if there are as many, or an error where a reader
@@ -186,7 +186,7 @@ func (r *listingReader) close(ctx context.Context) {
 // listings are the readers that wait for the next page of their listing, and the listings that have
 // ended.
 type listings struct {
-	bus *Bus
+	reads *reads
 
 	mu       sync.Mutex
 	readers  int               // that are open, idle or not: at most Limits.ListingReaders
@@ -226,14 +226,14 @@ func (s *listings) put(r *listingReader) {
 // cannot: listings do without.
 func (s *listings) open(ctx context.Context, c *listingCursor, stream string) *listingReader {
 	for !s.reserve() {
-		s.bus.obs.LimitReached("listing_readers")
+		s.reads.obs.LimitReached("listing_readers")
 		oldest := s.overdue(time.Now(), 1)
 		if len(oldest) == 0 {
 			return nil
 		}
 		s.close(ctx, oldest[0])
 	}
-	r, err := s.bus.openReader(ctx, stream, c.pos)
+	r, err := s.reads.openReader(ctx, stream, c.pos)
 	if err != nil {
 		s.release()
 		return nil
@@ -246,7 +246,7 @@ func (s *listings) open(ctx context.Context, c *listingCursor, stream string) *l
 func (s *listings) reserve() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.readers >= s.bus.limits.ListingReaders {
+	if s.readers >= s.reads.limits.ListingReaders {
 		return false
 	}
 	s.readers++
@@ -273,7 +273,7 @@ func (s *listings) tend() {
 	for {
 		var now time.Time
 		select {
-		case <-s.bus.ctx.Done():
+		case <-s.reads.ctx.Done():
 			for _, r := range s.overdue(time.Now(), math.MaxInt) {
 				_ = r.sub.Unsubscribe() // the server finds out the rest
 			}
@@ -281,10 +281,10 @@ func (s *listings) tend() {
 		case now = <-tick.C:
 		}
 		for _, r := range s.overdue(now.Add(-listingIdle), math.MaxInt) {
-			s.close(s.bus.ctx, r)
+			s.close(s.reads.ctx, r)
 		}
 		for _, name := range s.due(now.Add(-listingGrace)) {
-			s.bus.forgetGiven(s.bus.ctx, name)
+			s.reads.forgetGiven(s.reads.ctx, name)
 		}
 	}
 }

@@ -63,7 +63,7 @@ func TestListingOnACluster(t *testing.T) {
 		last = set(t, hubs[0], topic, strconv.Itoa(i), "0")
 	}
 	filled(t, hubs[0], topic, strconv.Itoa(steady-1), last)
-	info, err := hubs[0].compacted(t.Context(), topic)
+	info, err := hubs[0].reads.compacted(t.Context(), topic)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,10 +258,10 @@ func TestRecordsOfListings(t *testing.T) {
 	if n := records(); n < 2+9 {
 		t.Errorf("there are %d records, want 11", n)
 	}
-	if names := b.listings.due(time.Now()); len(names) != 1 {
+	if names := b.reads.listings.due(time.Now()); len(names) != 1 {
 		t.Errorf("%d listings have ended", len(names))
 	} else {
-		b.forgetGiven(t.Context(), names[0])
+		b.reads.forgetGiven(t.Context(), names[0])
 	}
 	if n := records(); n != 2 {
 		t.Errorf("there are %d records, want 2", n)

@@ -23,7 +23,7 @@ const (
 // events. Newest creates no topic.
 func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
 	limit = min(max(limit, 1), MaxNewest)
-	t, state, err := h.bus.freshExisting(ctx, h.topic)
+	t, state, err := h.reads.streams.freshExisting(ctx, h.topic)
 	if errors.Is(err, ErrNotFound) {
 		return nil, nil
 	}

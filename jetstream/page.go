@@ -26,8 +26,8 @@ func notCompacted(topic string) error {
 }
 
 // compacted is readable for topics with a bucket.
-func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
-	t, err := b.streams.readable(ctx, topic)
+func (r *reads) compacted(ctx context.Context, topic string) (*topicInfo, error) {
+	t, err := r.streams.readable(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
@@ -54,23 +54,23 @@ func (b *Bus) compacted(ctx context.Context, topic string) (*topicInfo, error) {
 // (overloaded) when more than 20,000 of the newest keys were removed; List passes over them, a part
 // on each page.
 func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
-	b, topic := k.bus, k.topic
+	r, topic := k.reads, k.topic
 	if offset < 0 {
 		return nil, badOptions("offset is %d: it is 0 or more", offset)
 	}
 	if limit < 1 || limit > maxPage {
 		return nil, badOptions("limit is %d: 1 to %d are allowed", limit, maxPage)
 	}
-	t, err := b.compacted(ctx, topic)
+	t, err := r.compacted(ctx, topic)
 	var page []*Event
 	if err == nil {
-		page, err = b.latestPage(ctx, t, offset, limit)
+		page, err = r.latestPage(ctx, t, offset, limit)
 	}
 	if errors.Is(err, ErrNotFound) {
 		return nil, nil // no topic, or no bucket
 	}
 	if err != nil {
-		return nil, b.readFailed(err)
+		return nil, r.readFailed(err)
 	}
 	return page, nil
 }
@@ -80,14 +80,14 @@ var errBehind = errors.New("jetstream: a replica does not have the entries of a 
 
 // latestPage begins a page anew when the replica that was asked is behind. An empty page would say
 // that there are no more keys.
-func (b *Bus) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*Event, error) {
+func (r *reads) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*Event, error) {
 	for deadline := time.Now().Add(pageWait); ; {
-		p := pageRead{core: b.core, topic: t}
+		p := pageRead{core: r.core, topic: t}
 		page, err := p.read(ctx, offset, limit)
 		if !errors.Is(err, errBehind) || time.Now().After(deadline) {
 			return page, err
 		}
-		if err := b.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := r.pause(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}

@@ -25,11 +25,11 @@ type Place struct {
 func (h History) Place(ctx context.Context, client string) (Place, error) {
 	for try := 1; ; try++ {
 		if client != "" {
-			if _, err := h.bus.streams.topic(ctx, h.topic, client); err != nil {
+			if _, err := h.reads.streams.topic(ctx, h.topic, client); err != nil {
 				return Place{}, err
 			}
 		}
-		t, state, err := h.bus.freshExisting(ctx, h.topic)
+		t, state, err := h.reads.streams.freshExisting(ctx, h.topic)
 		if errors.Is(err, ErrNotFound) && client != "" && try < 3 {
 			continue // it was deleted meanwhile
 		}
@@ -63,7 +63,7 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 		}
 		return least, nil
 	}
-	t, err := h.bus.streams.existing(ctx, h.topic)
+	t, err := h.reads.streams.existing(ctx, h.topic)
 	if err != nil {
 		return 0, err
 	}
@@ -74,7 +74,7 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 		}
 		last := make([]uint64, 0, n) // a circle
 		seen := 0
-		err := h.bus.walk(ctx, t, walkOptions{start: from + 1, headersOnly: true, batch: 1_000}, func(m *storedMsg) error {
+		err := h.reads.walk(ctx, t, walkOptions{start: from + 1, headersOnly: true, batch: 1_000}, func(m *storedMsg) error {
 			if m.seq > place.Last {
 				return errStopWalk
 			}
@@ -102,12 +102,12 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 // returns the sequence of the topic's stream up to which that is the present state: every key that
 // changed later has an event behind it.
 func (k Keys) Snapshot(ctx context.Context, f func(*Event) error) (upTo uint64, err error) {
-	t, err := k.bus.compacted(ctx, k.topic)
+	t, err := k.reads.compacted(ctx, k.topic)
 	if err != nil {
-		return 0, k.bus.readFailed(err)
+		return 0, k.reads.readFailed(err)
 	}
 	ident := ""
-	_, err = k.bus.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
+	_, err = k.reads.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
 		e, at, ok := t.entry(m)
 		if !ok {
 			return nil
@@ -125,5 +125,5 @@ func (k Keys) Snapshot(ctx context.Context, f func(*Event) error) (upTo uint64, 
 	if errors.Is(err, ErrNotFound) {
 		return 0, nil
 	}
-	return upTo, k.bus.readFailed(err)
+	return upTo, k.reads.readFailed(err)
 }

@@ -77,15 +77,15 @@ func (p Position) validate() error {
 // resolve turns a position into the sequence of the first event after it. It is never beyond the
 // end: a start beyond the end would skip events that are stored later. A search for an id counts
 // for the client.
-func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState, client string) (uint64, error) {
+func (r *reads) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState, client string) (uint64, error) {
 	end := state.LastSeq + 1
 	switch at.kind {
 	case atEarliest:
 		return 1, nil
 	case atTime:
-		return b.firstSince(ctx, t, farthest(at.at), end)
+		return r.firstSince(ctx, t, farthest(at.at), end)
 	case atID:
-		seq, err := b.ids.find(ctx, t, at.id, state, client)
+		seq, err := r.ids.find(ctx, t, at.id, state, client)
 		if err != nil {
 			return 0, err
 		}
@@ -96,8 +96,8 @@ func (b *Bus) resolve(ctx context.Context, t *topicInfo, at Position, state nats
 }
 
 // firstSince is the sequence of the first event stored at or after since, or end.
-func (b *Bus) firstSince(ctx context.Context, t *topicInfo, since time.Time, end uint64) (uint64, error) {
-	m, err := b.nextStored(ctx, t, &walkOptions{since: since}, 0)
+func (r *reads) firstSince(ctx context.Context, t *topicInfo, since time.Time, end uint64) (uint64, error) {
+	m, err := r.nextStored(ctx, t, &walkOptions{since: since}, 0)
 	if err != nil || m == nil {
 		return end, err
 	}
@@ -140,10 +140,10 @@ const applyWait = 10 * time.Millisecond
 // bySequence reads one event that was stored. It returns ErrNotFound when the event was removed. A
 // consumer's leader may deliver an event that the stream's leader, another server, has not applied
 // yet: then bySequence waits for it.
-func (b *Bus) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event, error) {
-	m, err := b.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
+func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event, error) {
+	m, err := r.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
 	for errors.Is(err, ErrNotFound) {
-		info, infoErr := b.findStream(ctx, t.stream.name)
+		info, infoErr := r.findStream(ctx, t.stream.name)
 		if infoErr != nil {
 			return nil, infoErr
 		}
@@ -155,7 +155,7 @@ func (b *Bus) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event,
 				return nil, fmt.Errorf("jetstream: read stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
 			}
 		}
-		if m, err = b.getMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
+		if m, err = r.getMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
 			break
 		}
 	}
@@ -186,18 +186,18 @@ var errStopWalk = errors.New("stop")
 
 // walk calls f for the stored messages of a topic in order, up to the end of the stream at its
 // beginning: as its leader knows it, whichever replica is read.
-func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*storedMsg) error) error {
-	info, err := b.findStream(ctx, t.stream.name)
+func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*storedMsg) error) error {
+	info, err := r.findStream(ctx, t.stream.name)
 	if err != nil {
-		return b.unavailable(err)
+		return r.unavailable(err)
 	}
 	end := info.State.LastSeq
 	for failed := 0; ; {
-		last, ended, err := b.walkOn(ctx, t, &opts, f)
+		last, ended, err := r.walkOn(ctx, t, &opts, f)
 		if err != nil || ended || last >= end {
 			return err
 		}
-		next, err := b.nextStored(ctx, t, &opts, last)
+		next, err := r.nextStored(ctx, t, &opts, last)
 		if err != nil || next == nil || next.seq > end || opts.beyond(next.time) {
 			return err
 		}
@@ -206,10 +206,10 @@ func (b *Bus) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*
 			failed = 1
 		}
 		if failed == readAgain || opts.latestByKey {
-			return b.unavailable(errBehind)
+			return r.unavailable(errBehind)
 		}
 		opts.start, opts.since = next.seq, time.Time{}
-		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -232,14 +232,14 @@ func (o *walkOptions) filters(t *topicInfo) []string {
 
 // nextStored asks the leader for the first message of a walk behind a sequence (0: from the walk's
 // start on). It is nil when there is none.
-func (b *Bus) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (*storedMsg, error) {
+func (r *reads) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (*storedMsg, error) {
 	seq := max(last+1, opts.start)
 	if last == 0 && opts.start == 0 && !opts.since.IsZero() {
 		seq = 0
 	}
-	m, err := b.leaderNext(ctx, t.stream.name, seq, opts.since, opts.filters(t))
+	m, err := r.leaderNext(ctx, t.stream.name, seq, opts.since, opts.filters(t))
 	if err != nil {
-		return nil, b.unavailable(err)
+		return nil, r.unavailable(err)
 	}
 	return m, nil
 }
@@ -250,7 +250,7 @@ const walkMakes = 5 * time.Second
 // walkOn reads through an ephemeral consumer without acks, which the server forgets by itself when
 // the hub dies. It returns the last sequence that it read, 0 for none. ended says that there is no
 // more to read: f or a bound of the walk has ended it. Else the replica that was read had no more.
-func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f func(*storedMsg) error) (last uint64, ended bool, err error) {
+func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f func(*storedMsg) error) (last uint64, ended bool, err error) {
 	cfg := natsjs.ConsumerConfig{
 		AckPolicy:         natsjs.AckNonePolicy,
 		FilterSubjects:    opts.filters(t),
@@ -269,7 +269,7 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 		cfg.DeliverPolicy, cfg.OptStartTime = natsjs.DeliverByStartTimePolicy, &since
 	}
 	failed := func(err error) (uint64, bool, error) {
-		return last, false, b.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+		return last, false, r.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
 	}
 	if err := ctx.Err(); err != nil {
 		return failed(err)
@@ -280,16 +280,16 @@ func (b *Bus) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f fun
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = b.js.DeleteConsumer(ctx, t.stream.name, cfg.Name) // else the server drops it in 30 s
+		_ = r.js.DeleteConsumer(ctx, t.stream.name, cfg.Name) // else the server drops it in 30 s
 	}()
-	pulls, err := b.newPuller(t.stream.name, cfg.Name)
+	pulls, err := r.newPuller(t.stream.name, cfg.Name)
 	if err != nil {
 		return failed(err)
 	}
 	defer pulls.close()
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	c, err := b.js.CreateConsumer(making, t.stream.name, cfg)
+	c, err := r.js.CreateConsumer(making, t.stream.name, cfg)
 	if err != nil {
 		return failed(err)
 	}
@@ -362,14 +362,14 @@ type ScanOptions struct {
 // the call. It stops when f returns an error, and returns that error. A topic that does not exist
 // has no events. f owns its event. Errors: bad_topic, bad_options, unknown_id (FromAfterID).
 func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) error) error {
-	b, topic := h.bus, h.topic
+	r, topic := h.reads, h.topic
 	if opts.Limit <= 0 {
 		opts.Limit = 1_000
 	}
 	if err := opts.From.validate(); err != nil {
 		return err
 	}
-	t, err := b.streams.existing(ctx, topic)
+	t, err := r.streams.existing(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
@@ -385,13 +385,13 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) erro
 	case opts.From.kind == atTime:
 		walk.since = farthest(opts.From.at)
 	case opts.From.kind == atID:
-		info, err := b.findStream(ctx, t.stream.name)
+		info, err := r.findStream(ctx, t.stream.name)
 		if err != nil {
-			return b.unavailable(err)
+			return r.unavailable(err)
 		}
-		if walk.start, err = b.resolve(ctx, t, opts.From, info.State, ""); err != nil {
+		if walk.start, err = r.resolve(ctx, t, opts.From, info.State, ""); err != nil {
 			return err
 		}
 	}
-	return b.walk(ctx, t, walk, func(m *storedMsg) error { return f(t.event(m)) })
+	return r.walk(ctx, t, walk, func(m *storedMsg) error { return f(t.event(m)) })
 }

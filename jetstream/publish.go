@@ -505,7 +505,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		t.stream.keep.oneStored()
 	}
 	if !ack.Duplicate {
-		b.ids.published(t.stream, ack.Seq, id)
+		b.reads.ids.published(t.stream, ack.Seq, id)
 	}
 	t.obs.Published(time.Duration(b.clock.now() - sent))
 	return Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil

@@ -414,7 +414,7 @@ func (b *Bus) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept map[s
 // queueStays reports whether a queue is its group's. A group with a TTL that has ended takes its
 // queue along.
 func (b *Bus) queueStays(ctx context.Context, topic, group string, queue *natsjs.ConsumerInfo) (bool, error) {
-	t, _, err := b.freshExisting(ctx, topic)
+	t, _, err := b.streams.freshExisting(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}

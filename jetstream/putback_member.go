@@ -65,7 +65,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 	b := s.bus
 	ctx, cancel := context.WithTimeout(s.ctx, publishWait)
 	defer cancel()
-	t, _, err := b.freshExisting(ctx, topic)
+	t, _, err := b.streams.freshExisting(ctx, topic)
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ func queueEnds(t *testing.T, b *Bus) {
 // queueOfGroup returns the queue of the group g of a topic.
 func queueOfGroup(t *testing.T, b *Bus, topic string) string {
 	t.Helper()
-	at, _, err := b.freshExisting(t.Context(), topic)
+	at, _, err := b.streams.freshExisting(t.Context(), topic)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,17 +58,17 @@ type rangePull struct {
 
 // openRangePull makes the consumer of a rangePull that begins with a sequence, for given subjects
 // if there are any.
-func (b *Bus) openRangePull(ctx context.Context, stream string, from uint64, subjects []string, batch int) (*rangePull, error) {
+func (r *reads) openRangePull(ctx context.Context, stream string, from uint64, subjects []string, batch int) (*rangePull, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	link := b.link()
+	link := r.link()
 	if link.cluster.Load() {
 		// The consumer is made over this connection. Servers behind others may learn of it later.
-		link = b.links[0]
+		link = r.links[0]
 	}
-	p := &rangePull{core: b.core, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
-	p.subject = b.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
+	p := &rangePull{core: r.core, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
+	p.subject = r.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
 	p.came = make(chan *nats.Msg, 4*p.batch+16) // and what ends pulls
 	var err error
 	if p.sub, err = p.link.nc.ChanSubscribe(p.inbox+".*", p.came); err != nil {
@@ -77,7 +77,7 @@ func (b *Bus) openRangePull(ctx context.Context, stream string, from uint64, sub
 	// When ctx ends while the server makes the consumer, the consumer would stay behind.
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	_, err = b.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+	_, err = r.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
 		Name: p.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: pullForgotten,
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), FilterSubjects: subjects,
 	})
@@ -92,8 +92,8 @@ func (b *Bus) openRangePull(ctx context.Context, stream string, from uint64, sub
 // readWindows reads messages of a stream in order from *next up to last through one consumer, and
 // calls f with each window of them. f sets *next behind what it has taken. readWindows returns nil
 // at the end, and errBehind where the replica that was read has not what the leader has.
-func (b *Bus) readWindows(ctx context.Context, stream string, next *uint64, last uint64, subjects []string, batch int, f func([]*storedMsg) error) error {
-	p, err := b.openRangePull(ctx, stream, *next, subjects, batch)
+func (r *reads) readWindows(ctx context.Context, stream string, next *uint64, last uint64, subjects []string, batch int, f func([]*storedMsg) error) error {
+	p, err := r.openRangePull(ctx, stream, *next, subjects, batch)
 	if err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (b *Bus) readWindows(ctx context.Context, stream string, next *uint64, last
 		}
 		window, err = p.window(ctx, window[:0])
 		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
-			left, err := b.leaderNext(ctx, stream, *next, time.Time{}, subjects)
+			left, err := r.leaderNext(ctx, stream, *next, time.Time{}, subjects)
 			switch {
 			case err != nil:
 				return err

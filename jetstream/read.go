@@ -49,7 +49,7 @@ type Range struct {
 	// LastID is the id of the newest event that the topic holds; "" when it holds none.
 	LastID string
 
-	bus   *Bus
+	reads *reads
 	topic *topicInfo // nil: the topic does not exist
 	opts  ReadOptions
 	first uint64 // the first sequence of the range
@@ -87,12 +87,12 @@ func (h History) Read(ctx context.Context, opts ReadOptions) iter.Seq2[*Event, e
 // Range finds a range of stored events. A topic that does not exist has an empty one. Errors:
 // bad_topic, bad_options, unknown_id (FromAfterID).
 func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
-	b := h.bus
+	b := h.reads
 	if err := opts.From.validate(); err != nil {
 		return nil, err
 	}
-	r := &Range{bus: b, opts: opts}
-	t, state, err := b.freshExisting(ctx, h.topic)
+	r := &Range{reads: b, opts: opts}
+	t, state, err := b.streams.freshExisting(ctx, h.topic)
 	if errors.Is(err, ErrNotFound) {
 		return r, nil
 	}
@@ -141,7 +141,7 @@ func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
 
 // name fills in FirstID and LastID.
 func (r *Range) name(ctx context.Context) error {
-	b, t := r.bus, r.topic
+	b, t := r.reads, r.topic
 	subjects := t.filters()
 	if r.Truncated {
 		m, err := b.leaderNext(ctx, t.stream.name, 1, time.Time{}, subjects)
@@ -204,7 +204,7 @@ var errRangeEnded = errors.New("jetstream: a range was read")
 
 // run reads the range, and begins again where it was when it is cut off.
 func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) error {
-	if r.bus.closing() {
+	if r.reads.closing() {
 		return ErrClosed
 	}
 	for failed := 0; ; {
@@ -217,16 +217,16 @@ func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) err
 			return ErrDropped
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case r.bus.ctx.Err() != nil:
+		case r.reads.ctx.Err() != nil:
 			return ErrClosed
 		}
 		if failed++; r.next > began {
 			failed = 1
 		}
 		if failed == readAgain {
-			return r.bus.unavailable(err)
+			return r.reads.unavailable(err)
 		}
-		if err := r.bus.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.reads.pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 		if err := r.same(ctx); err != nil {
@@ -237,7 +237,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) err
 
 // same returns ErrDropped when the stream was created again since the range was found.
 func (r *rangeRead) same(ctx context.Context) error {
-	info, err := r.bus.findStream(ctx, r.topic.stream.name)
+	info, err := r.reads.findStream(ctx, r.topic.stream.name)
 	if errors.Is(err, ErrNotFound) || err == nil && !native.StreamMade(info).Equal(r.topic.stream.created) {
 		return ErrDropped
 	}
@@ -255,7 +255,7 @@ func (r *rangeRead) readOn(ctx context.Context, yield func(*Event, error) bool) 
 	if len(r.opts.Headers) == 0 && r.opts.Limit > 0 {
 		batch = min(batch, r.left)
 	}
-	err := r.bus.readWindows(ctx, r.topic.stream.name, &r.next, r.last, subjects, batch, func(window []*storedMsg) error {
+	err := r.reads.readWindows(ctx, r.topic.stream.name, &r.next, r.last, subjects, batch, func(window []*storedMsg) error {
 		whole, err := r.whole(ctx, subjects, window)
 		if err != nil {
 			return err
@@ -282,7 +282,7 @@ func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*stor
 		m := window[i]
 		if m.seq > next && !r.loose {
 			if !known {
-				info, err := r.bus.findStream(ctx, r.topic.stream.name)
+				info, err := r.reads.findStream(ctx, r.topic.stream.name)
 				if err != nil {
 					return 0, err
 				}

@@ -94,8 +94,8 @@ func (x *idSearches) extend(r *recentIDs, hash uint64) {
 		return
 	}
 	r.hashes, r.seqs = append(r.hashes, hash), append(r.seqs, r.to)
-	if x.recent.Add(1) > int64(x.bus.limits.IDsKnown) {
-		x.bus.obs.LimitReached("ids_known")
+	if x.recent.Add(1) > int64(x.reads.limits.IDsKnown) {
+		x.reads.obs.LimitReached("ids_known")
 		x.restart(r, r.to+1)
 	}
 }

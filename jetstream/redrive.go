@@ -196,7 +196,7 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 		return r.result.copied(), nil
 	}
 	if r.filter.Topic != "" {
-		if _, _, err := b.freshExisting(ctx, r.filter.Topic); err != nil {
+		if _, _, err := b.streams.freshExisting(ctx, r.filter.Topic); err != nil {
 			if errors.Is(err, ErrNotFound) {
 				err = ErrNoTopic
 			}
@@ -249,7 +249,7 @@ var errChanged = &Error{Code: CodeBadOptions, Msg: "the stream was created again
 // groupExists returns ErrNotFound when the one group of the filter does not exist.
 func (r *redrive) groupExists(ctx context.Context) error {
 	b := r.bus
-	t, _, err := b.freshExisting(ctx, r.filter.Topic)
+	t, _, err := b.streams.freshExisting(ctx, r.filter.Topic)
 	if err != nil {
 		return err
 	}
@@ -391,7 +391,7 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 	}
 	if l.Bare {
 		const lost = "the dead letter does not have the payload, which its topic does not have any more"
-		t, _, err := r.bus.freshExisting(ctx, l.Topic)
+		t, _, err := r.bus.streams.freshExisting(ctx, l.Topic)
 		if errors.Is(err, ErrNotFound) || err == nil && t.stream.name != l.Event.Stream {
 			return nil, lost, nil
 		}

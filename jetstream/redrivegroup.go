@@ -282,7 +282,7 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 }
 
 func (r *redrive) findQueue(ctx context.Context, l *Letter) (string, error) {
-	t, _, err := r.bus.freshExisting(ctx, l.Topic)
+	t, _, err := r.bus.streams.freshExisting(ctx, l.Topic)
 	if err != nil {
 		return "", err
 	}

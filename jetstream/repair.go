@@ -59,16 +59,16 @@ const (
 // of the topic.
 func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
 	b := a.bus
-	t, err := b.compacted(ctx, topic)
+	t, err := b.reads.compacted(ctx, topic)
 	if err != nil {
-		return BucketReport{Topic: topic}, b.readFailed(err)
+		return BucketReport{Topic: topic}, b.reads.readFailed(err)
 	}
 	r := repair{bus: b, topic: t, opts: opts}
 	if r.report, err = b.checkBucket(ctx, t); err == nil {
 		err = r.run(ctx)
 	}
 	if err != nil {
-		return r.report, b.readFailed(err)
+		return r.report, b.reads.readFailed(err)
 	}
 	b.log.InfoContext(ctx, "the bucket of a compacted topic was repaired", slog.String("topic", topic), slog.String("bucket", r.report.Bucket),
 		slog.String("faults", strings.Join(r.report.Faults, "; ")), slog.Int("foreign_entries", r.report.ForeignTotal))

@@ -98,9 +98,9 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	b, topic, group := g.bus, g.topic, g.name
 	find := func() (*topicInfo, natsjs.StreamState, error) {
 		if how.creates {
-			return b.freshTopic(ctx, topic, "")
+			return b.streams.freshTopic(ctx, topic, "")
 		}
-		return b.freshExisting(ctx, topic)
+		return b.streams.freshExisting(ctx, topic)
 	}
 	t, state, err := find()
 	if err != nil {
@@ -232,7 +232,7 @@ func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position
 		}
 		return aim{start: floorOf(info) + 1, place: true}, nil
 	default:
-		seq, err := b.resolve(ctx, t, to, state, "")
+		seq, err := b.reads.resolve(ctx, t, to, state, "")
 		return aim{start: seq}, err
 	}
 }

@@ -23,7 +23,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	if at.kind != atID {
 		for i := range names {
 			starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-				return b.resolve(ctx, t, at, state, s.opts.CountFor)
+				return b.reads.resolve(ctx, t, at, state, s.opts.CountFor)
 			}
 		}
 		return starts, nil
@@ -41,7 +41,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	}
 	var since time.Time // when the event was stored
 	for i, name := range names {
-		t, state, err := b.freshExisting(ctx, name)
+		t, state, err := b.streams.freshExisting(ctx, name)
 		if errors.Is(err, ErrNotFound) {
 			continue
 		}
@@ -55,7 +55,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 		if !missing {
 			continue // nothing needs the event: it is not searched for
 		}
-		seq, held, err := b.ids.locate(ctx, t, at.id, state, s.opts.CountFor)
+		seq, held, err := b.reads.ids.locate(ctx, t, at.id, state, s.opts.CountFor)
 		switch refused, ok := errors.AsType[*Error](err); {
 		case ok && refused.Code == CodeUnknownID:
 			unknown = err
@@ -67,7 +67,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 				break // the topic has lost the event, or another topic holds it: since decides
 			}
 			if since.IsZero() {
-				if event, err := b.bySequence(ctx, t, seq); err == nil {
+				if event, err := b.reads.bySequence(ctx, t, seq); err == nil {
 					since = time.Unix(0, event.StoredAt)
 				}
 			}
@@ -87,7 +87,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			return nil, unknown
 		}
 		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-			return b.resolve(ctx, t, FromTime(since), state, s.opts.CountFor)
+			return b.reads.resolve(ctx, t, FromTime(since), state, s.opts.CountFor)
 		}
 	}
 	return starts, nil

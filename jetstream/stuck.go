@@ -190,7 +190,7 @@ func (g *group) declare(state stuckState) {
 	b := g.bus
 	ctx, cancel := context.WithTimeout(b.ctx, lossWait)
 	defer cancel()
-	oldest, err := b.nextStored(ctx, g.topic, &walkOptions{}, max(state.newest, g.first-1))
+	oldest, err := b.reads.nextStored(ctx, g.topic, &walkOptions{}, max(state.newest, g.first-1))
 	if err != nil || oldest == nil {
 		return
 	}

@@ -20,13 +20,13 @@ var ErrDropped = errors.New("jetstream: the stream has dropped events behind tha
 // overtake the reader (but not in the stream of a family). It returns ErrNotFound when the topic
 // does not exist. Tail calls f from the goroutine of its caller.
 func (h History) Tail(ctx context.Context, stream string, after uint64, f func(*Event) error) error {
-	t := &tail{bus: h.bus, name: h.topic, stream: stream, after: after, f: f}
-	return h.bus.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, ErrNotFound)
+	t := &tail{reads: h.reads, name: h.topic, stream: stream, after: after, f: f}
+	return h.reads.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, ErrNotFound)
 }
 
 // tail is where one Tail is.
 type tail struct {
-	bus     *Bus
+	reads   *reads
 	name    string
 	stream  string
 	created time.Time
@@ -37,7 +37,7 @@ type tail struct {
 }
 
 func (t *tail) follow(ctx context.Context) error {
-	topic, state, err := t.bus.freshExisting(ctx, t.name)
+	topic, state, err := t.reads.streams.freshExisting(ctx, t.name)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (t *tail) follow(ctx context.Context) error {
 	case t.created.IsZero():
 		t.created, t.present = topic.stream.created, state.LastSeq
 	}
-	feed, pending, err := t.bus.openFeed(ctx, topic.stream.name, natsjs.ConsumerConfig{
+	feed, pending, err := t.reads.openFeed(ctx, topic.stream.name, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: t.after + 1, FilterSubjects: topic.filters(),
 	})
 	if err != nil {
@@ -91,7 +91,7 @@ func (t *tail) follow(ctx context.Context) error {
 // overtaken returns ErrDropped when the stream has dropped what comes next. Other holes in it are
 // none.
 func (t *tail) overtaken(ctx context.Context) error {
-	topic, state, err := t.bus.freshExisting(ctx, t.name)
+	topic, state, err := t.reads.streams.freshExisting(ctx, t.name)
 	if err != nil {
 		return err
 	}

@@ -78,13 +78,13 @@ func (t Topic) Create(ctx context.Context) error { return t.CreateFor(ctx, "") }
 // CreateFor is Create for a client, for which a topic that is made counts (Limits.TopicsPerClient,
 // Limits.ClientTopics).
 func (t Topic) CreateFor(ctx context.Context, client string) error {
-	_, _, err := t.bus.freshTopic(ctx, t.name, client)
+	_, _, err := t.bus.streams.freshTopic(ctx, t.name, client)
 	return err
 }
 
 // Info returns the state of the topic.
 func (t Topic) Info(ctx context.Context) (*TopicInfo, error) {
-	at, state, err := t.bus.freshExisting(ctx, t.name)
+	at, state, err := t.bus.streams.freshExisting(ctx, t.name)
 	if err != nil {
 		return nil, err
 	}
@@ -93,11 +93,11 @@ func (t Topic) Info(ctx context.Context) (*TopicInfo, error) {
 }
 
 // unavailableOrNil is unavailable, but for no error.
-func (b *Bus) unavailableOrNil(err error) error {
+func (c *core) unavailableOrNil(err error) error {
 	if err == nil || errors.Is(err, ErrNotFound) {
 		return err
 	}
-	return b.unavailable(err)
+	return c.unavailable(err)
 }
 
 func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState) (*TopicInfo, error) {
@@ -182,7 +182,7 @@ func (b *Bus) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*nat
 		bySubject[lossSubject(t, group)] = group
 	}
 	var lost []GroupLoss
-	_, err := b.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.stream.name + ".>"}, func(m *storedMsg) error {
+	_, err := b.reads.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.stream.name + ".>"}, func(m *storedMsg) error {
 		group, known := bySubject[m.subject]
 		book := lossBook{}
 		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.stream.created) {
@@ -276,7 +276,7 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	if n := btoi(opts.All) + btoi(!opts.Before.IsZero()) + btoi(opts.Through != ""); n != 1 {
 		return Purged{}, badOptions("a purge removes all events, those before a time, or those up to an id: give one of the three")
 	}
-	at, state, err := b.freshExisting(ctx, t.name)
+	at, state, err := b.streams.freshExisting(ctx, t.name)
 	if err != nil {
 		return Purged{}, err
 	}
@@ -338,10 +338,10 @@ func (t Topic) purgeEnd(ctx context.Context, at *topicInfo, state natsjs.StreamS
 	case opts.All:
 		return state.LastSeq + 1, nil
 	case opts.Through != "":
-		seq, err := t.bus.ids.find(ctx, at, opts.Through, state, "")
+		seq, err := t.bus.reads.ids.find(ctx, at, opts.Through, state, "")
 		return min(seq, state.LastSeq) + 1, err
 	default:
-		return t.bus.firstSince(ctx, at, farthest(opts.Before), state.LastSeq+1)
+		return t.bus.reads.firstSince(ctx, at, farthest(opts.Before), state.LastSeq+1)
 	}
 }
 
@@ -399,7 +399,7 @@ type DeleteOptions struct {
 // be sure.
 func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	b := t.bus
-	at, _, err := b.freshExisting(ctx, t.name)
+	at, _, err := b.streams.freshExisting(ctx, t.name)
 	if errors.Is(err, ErrNotFound) { // a deletion that was cut off may be repeated
 		finished, err := b.finishDeletion(ctx, b.rule(t.name).streamName(t.name))
 		if err == nil && !finished {

@@ -113,13 +113,13 @@ func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "early", "1", "2")
-	topic, _, err := b.freshExisting(t.Context(), "early")
+	topic, _, err := b.streams.freshExisting(t.Context(), "early")
 	if err != nil {
 		t.Fatal(err)
 	}
 	read := make(chan error, 1)
 	go func() {
-		e, err := b.bySequence(t.Context(), topic, 3)
+		e, err := b.reads.bySequence(t.Context(), topic, 3)
 		if err == nil && string(e.Payload) != "3" {
 			err = fmt.Errorf("event 3 is %s", e.Payload)
 		}
@@ -137,7 +137,7 @@ func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.bySequence(t.Context(), topic, 2); !errors.Is(err, ErrNotFound) {
+	if _, err := b.reads.bySequence(t.Context(), topic, 2); !errors.Is(err, ErrNotFound) {
 		t.Errorf("an event that was removed: %v", err)
 	}
 }

@@ -30,7 +30,7 @@ const (
 //
 // Watch calls f from the goroutine of its caller. A slow f delays nobody else.
 func (k Keys) Watch(ctx context.Context, keys []string, f func(*Event) error) error {
-	b, topic := k.bus, k.topic
+	r, topic := k.reads, k.topic
 	size := 0
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	for _, key := range keys {
@@ -42,13 +42,13 @@ func (k Keys) Watch(ctx context.Context, keys []string, f func(*Event) error) er
 	if len(keys) > watchKeys || size > keysBytes {
 		return badOptions("a watch has %d keys, whose names have %d bytes in NATS; at most %d and %d are allowed: watch all", len(keys), size, watchKeys, keysBytes)
 	}
-	w := &watch{bus: b, name: topic, keys: keys, f: f}
-	return b.keepReading(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
+	w := &watch{reads: r, name: topic, keys: keys, f: f}
+	return r.keepReading(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
 }
 
 // watch is where one Watch is.
 type watch struct {
-	bus   *Bus
+	reads *reads
 	name  string
 	topic *topicInfo
 	keys  []string
@@ -90,7 +90,7 @@ func (w *watch) follow(ctx context.Context) error {
 	case !native.StreamMade(info).Equal(w.created) || info.State.LastSeq < w.bucketSeq:
 		if !w.told && w.bucketSeq > 0 {
 			// What is missing of the old one nobody knows.
-			return stopped(w.bus.unavailable(errors.New("jetstream: watch: the bucket was replaced during the first reading")))
+			return stopped(w.reads.unavailable(errors.New("jetstream: watch: the bucket was replaced during the first reading")))
 		}
 		w.created, w.bucketSeq = native.StreamMade(info), 0
 		if !w.told {
@@ -102,14 +102,14 @@ func (w *watch) follow(ctx context.Context) error {
 			return err
 		}
 	}
-	feed, _, err := w.bus.openFeed(ctx, w.topic.bucket.stream, natsjs.ConsumerConfig{
+	feed, _, err := w.reads.openFeed(ctx, w.topic.bucket.stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: w.bucketSeq + 1, FilterSubjects: w.subjects(),
 	})
 	if err != nil {
 		return err
 	}
 	defer feed.close(ctx)
-	if info, err = w.bus.findStream(ctx, w.topic.bucket.stream); err != nil {
+	if info, err = w.reads.findStream(ctx, w.topic.bucket.stream); err != nil {
 		return err
 	}
 	if !native.StreamMade(info).Equal(w.created) {
@@ -128,7 +128,7 @@ func (w *watch) follow(ctx context.Context) error {
 
 // readPresent hands on what is there, and says so.
 func (w *watch) readPresent(ctx context.Context) error {
-	next, err := w.bus.readAll(ctx, w.topic.bucket.stream, w.created, w.bucketSeq+1, w.subjects(), func(m *storedMsg) error { return w.take(ctx, m) })
+	next, err := w.reads.readAll(ctx, w.topic.bucket.stream, w.created, w.bucketSeq+1, w.subjects(), func(m *storedMsg) error { return w.take(ctx, m) })
 	if err != nil {
 		return err
 	}
@@ -140,16 +140,16 @@ func (w *watch) readPresent(ctx context.Context) error {
 // find makes what is missing, and returns the bucket's stream.
 func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 	for range 3 {
-		if w.topic, err = w.bus.streams.topic(ctx, w.name, ""); err != nil {
+		if w.topic, err = w.reads.streams.topic(ctx, w.name, ""); err != nil {
 			return nil, err
 		}
 		if w.topic.bucket == nil {
 			return nil, notCompacted(w.name)
 		}
-		if info, err = w.bus.findStream(ctx, w.topic.bucket.stream); !errors.Is(err, ErrNotFound) {
+		if info, err = w.reads.findStream(ctx, w.topic.bucket.stream); !errors.Is(err, ErrNotFound) {
 			break
 		}
-		w.bus.streams.forgetBucket(w.topic)
+		w.reads.streams.forgetBucket(w.topic)
 	}
 	return info, err
 }
@@ -184,7 +184,7 @@ func (w *watch) take(ctx context.Context, m *storedMsg) error {
 		// A repair has put it there, perhaps for a foreign entry that was never seen: the newest is
 		// right in any case.
 		var err error
-		if e, err = w.bus.latest(ctx, w.topic, e.Key); errors.Is(err, ErrNotFound) {
+		if e, err = w.reads.latest(ctx, w.topic, e.Key); errors.Is(err, ErrNotFound) {
 			return nil
 		} else if err != nil {
 			return err
@@ -209,7 +209,7 @@ func (w *watch) hide(m *storedMsg) error {
 		return nil
 	}
 	if len(w.hidden) == watchHidden {
-		return stopped(w.bus.unavailable(errors.New("jetstream: watch: native clients wrote too many keys to the bucket; repair the bucket")))
+		return stopped(w.reads.unavailable(errors.New("jetstream: watch: native clients wrote too many keys to the bucket; repair the bucket")))
 	}
 	if w.hidden == nil {
 		w.hidden = make(map[string]uint64)
