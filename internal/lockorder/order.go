@@ -36,8 +36,11 @@ func readOrder(text string) (*order, error) {
 	n := 0
 	for line := range strings.Lines(text) {
 		n++
-		if strings.HasPrefix(line, "#") {
+		switch {
+		case strings.HasPrefix(line, "#"):
 			o.head += line
+			continue
+		case strings.TrimSpace(line) == "":
 			continue
 		}
 		outer, inner, ok := strings.Cut(strings.TrimSpace(line), " > ")
@@ -87,7 +90,7 @@ func (o *order) check(locks []string) (faults []string) {
 				}
 			}
 			if outer != inner && o.leads(inner, outer) {
-				faults = append(faults, fmt.Sprintf("%s: %s may be taken under %s, and the other way round", orderFile, inner, outer))
+				faults = append(faults, fmt.Sprintf("%s has a circle: %s may be taken while %s is held, and the other way round", orderFile, inner, outer))
 			}
 		}
 	}
@@ -98,7 +101,7 @@ func (o *order) check(locks []string) (faults []string) {
 func (o *order) compare(seen []pair) (faults []string) {
 	for _, p := range seen {
 		if !o.leads(p.outer, p.inner) {
-			faults = append(faults, fmt.Sprintf("%s at %s, which was held since %s, is not in the order: %s > %s", p.inner, p.innerAt, p.outerAt, p.outer, p.inner))
+			faults = append(faults, fmt.Sprintf("%s does not allow %s > %s: the second was taken at %s, while the first was held since %s", orderFile, p.outer, p.inner, p.innerAt, p.outerAt))
 		}
 	}
 	return faults

@@ -13,11 +13,11 @@ func TestOrder(t *testing.T) {
 	for _, test := range []struct{ name, order, seen, faults string }{
 		{"in the order", "a > b\nb > c\n", "a b", ""},
 		{"over another", "a > b\nb > c\n", "a c", ""},
-		{"not in the order", "a > b\n", "a c", "not in the order: a > c"},
-		{"the other way", "a > b\nb > c\n", "c a", "not in the order: c > a"},
-		{"two of a kind", "a > b\n", "a a", "not in the order: a > a"},
+		{"not in the order", "a > b\n", "a c", "does not allow a > c"},
+		{"the other way", "a > b\nb > c\n", "c a", "does not allow c > a"},
+		{"two of a kind", "a > b\n", "a a", "does not allow a > a"},
 		{"two of a kind, allowed", "a > a\n", "a a", ""},
-		{"both orders in the file", "a > b\nb > c\nc > a\n", "", "a may be taken under c, and the other way round"},
+		{"both orders in the file", "a > b\nb > c\nc > a\n", "", "a may be taken while c is held, and the other way round"},
 		{"a lock that is gone", "a > x\n", "", "there is no lock x"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -71,7 +71,7 @@ type bus struct {
 	of [8]sync.Mutex
 }
 
-func count() {
+func (b *bus) count() {
 	var mu sync.Mutex
 	mu.Lock()
 }
@@ -80,7 +80,7 @@ func count() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"jetstream/bus.mu", "jetstream/bus.in.mu", "jetstream/bus.of", "jetstream/count.mu"}
+	want := []string{"jetstream/bus.mu", "jetstream/bus.in.mu", "jetstream/bus.of", "jetstream/bus.count.mu"}
 	if !slices.Equal(locks, want) {
 		t.Errorf("the locks are %q, want %q", locks, want)
 	}
@@ -92,9 +92,15 @@ func count() {
 			t.Errorf("line %d is %q, was %q", n+1, got, line)
 		}
 	}
-	two := strings.Replace(source, "struct{ mu sync", "struct{ mu, other sync", 1)
-	if _, _, err := rewrite("/x/bus.go", "jetstream", []byte(two)); err == nil || !strings.Contains(err.Error(), "/x/bus.go:8:") {
-		t.Errorf("two locks on a line: %v", err)
+	for _, test := range []struct{ old, new, want string }{
+		{"struct{ mu sync", "struct{ mu, other sync", "/x/bus.go:8:"},
+		{"struct{ mu sync", "struct{ sync", "/x/bus.go:8:"},
+		{`import "sync"`, `import s "sync"`, "/x/bus.go:"},
+	} {
+		text := strings.Replace(source, test.old, test.new, 1)
+		if _, _, err := rewrite("/x/bus.go", "jetstream", []byte(text)); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v", test.new, err)
+		}
 	}
 	if text, locks, err := rewrite("/x/no.go", "jetstream", []byte("package p\n")); text != nil || locks != nil || err != nil {
 		t.Errorf("a file without locks: %q, %q, %v", text, locks, err)

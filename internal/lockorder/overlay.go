@@ -8,10 +8,12 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,19 +31,19 @@ func rig(path string) bool {
 // writeOverlay writes copies of the files that have locks, and the file for go build -overlay that
 // names them, to dir. It returns the path of that file and the names of all locks.
 func writeOverlay(dir string) (overlay string, locks []string, err error) {
-	out, err := exec.Command("go", "list", "-f", "{{.ImportPath}}{{range .GoFiles}}\t{{$.Dir}}/{{.}}{{end}}", "./...").Output() //nolint:noctx // it ends
+	out, err := exec.Command("go", "list", "-f", "{{.Module.Path}}\t{{.ImportPath}}{{range .GoFiles}}\t{{$.Dir}}/{{.}}{{end}}", "./...").Output() //nolint:noctx // it ends
 	if err != nil {
 		return "", nil, fmt.Errorf("go list: %w", err)
 	}
 	replace := make(map[string]string)
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Split(strings.TrimSpace(line), "\t")
-		path := fields[0]
+		module, path := fields[0], fields[1]
 		if rig(path) {
 			continue
 		}
-		_, short, _ := strings.Cut(path, "/")
-		for _, name := range fields[1:] {
+		short := strings.TrimPrefix(path, module+"/")
+		for _, name := range fields[2:] {
 			source, err := os.ReadFile(name) //nolint:gosec // go list names the file
 			if err != nil {
 				return "", nil, err
@@ -79,6 +81,8 @@ func unique(locks []string) error {
 	return nil
 }
 
+var notInNames = regexp.MustCompile(`\W`)
+
 // rewrite returns the text of a file in which the types of its locks are those of package held, on
 // the same lines, and the names of the locks. A name is the package, the type or function, and the
 // field or variable: jetstream/Subscription.mu.
@@ -88,7 +92,12 @@ func rewrite(name, short string, source []byte) (text []byte, locks []string, er
 	if err != nil {
 		return nil, nil, err
 	}
-	var types bytes.Buffer
+	for _, spec := range file.Imports {
+		if spec.Path.Value == `"sync"` && spec.Name != nil {
+			return nil, nil, fmt.Errorf("%s: package sync has to be imported by its own name", name)
+		}
+	}
+	var kinds bytes.Buffer
 	end := 0
 	at := func(p token.Pos) int { return files.Position(p).Offset }
 	var stack []ast.Node
@@ -109,9 +118,12 @@ func rewrite(name, short string, source []byte) (text []byte, locks []string, er
 		if strings.Contains(lock, ",") {
 			err = fmt.Errorf("%s: %s: give each lock a line of its own", files.Position(s.Pos()), lock)
 		}
+		if field, ok := stack[len(stack)-2].(*ast.Field); ok && len(field.Names) == 0 {
+			err = fmt.Errorf("%s: a lock has to have a name", files.Position(s.Pos()))
+		}
 		locks = append(locks, lock)
-		kind := "lockorder_" + strings.TrimSuffix(filepath.Base(name), ".go") + strconv.Itoa(len(locks))
-		fmt.Fprintf(&types, "\ntype %s struct{}\n\nfunc (%s) LockName() string { return %q }\n", kind, kind, lock)
+		kind := "lockorder_" + notInNames.ReplaceAllString(filepath.Base(name), "_") + strconv.Itoa(len(locks))
+		fmt.Fprintf(&kinds, "\ntype %s struct{}\n\nfunc (%s) LockName() string { return %q }\n", kind, kind, lock)
 		text = append(text, source[end:at(s.Pos())]...)
 		text = append(text, "lockorderheld.Lock["+kind+"]"...)
 		end = at(s.End())
@@ -123,7 +135,7 @@ func rewrite(name, short string, source []byte) (text []byte, locks []string, er
 	text = append(text, source[end:]...)
 	clause := at(file.Name.End())
 	imports := fmt.Sprintf("; import lockorderheld %q", heldPackage)
-	text = slices.Concat(text[:clause:clause], []byte(imports), text[clause:], []byte("\nvar _ sync.Mutex\n"), types.Bytes())
+	text = slices.Concat(text[:clause:clause], []byte(imports), text[clause:], []byte("\nvar _ sync.Mutex\n"), kinds.Bytes())
 	return text, locks, nil
 }
 
@@ -133,6 +145,9 @@ func path(stack []ast.Node) string {
 	for _, n := range stack {
 		switch n := n.(type) {
 		case *ast.FuncDecl:
+			if n.Recv != nil {
+				names = append(names, strings.TrimPrefix(types.ExprString(n.Recv.List[0].Type), "*"))
+			}
 			names = append(names, n.Name.Name)
 		case *ast.TypeSpec:
 			names = append(names, n.Name.Name)

@@ -50,6 +50,10 @@ func pairs(t *testing.T) (pairs []string) {
 }
 
 func TestPairs(t *testing.T) {
+	seen.Clear()
+	if err := os.Truncate(os.Getenv(File), 0); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
 	var a Lock[nameA]
 	var b, b2 Lock[nameB]
 	var c Lock[nameC]
