@@ -119,16 +119,16 @@ func (c *core) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck,
 // whenUp asks NATS something, and asks again, for up to openWait, while an error passes by itself.
 // A cluster that starts together with the hub has no leader for a while, and a leader that was just
 // elected knows of too few servers.
-func whenUp[T any](ctx context.Context, b *core, ask func() (T, error)) (T, error) {
-	waiting, cancel := context.WithTimeout(ctx, b.cfg.openWait)
+func whenUp[T any](ctx context.Context, c *core, ask func() (T, error)) (T, error) {
+	waiting, cancel := context.WithTimeout(ctx, c.cfg.openWait)
 	defer cancel()
 	for {
 		value, err := ask()
 		if err == nil || !passing(err) {
 			return value, err
 		}
-		b.often.Log(ctx, slog.LevelWarn, "the nats cluster is not complete yet; retrying", "", slog.Duration("for", b.cfg.openWait), slog.Any("error", err))
-		if b.pause(waiting, askFirst) != nil {
+		c.often.Log(ctx, slog.LevelWarn, "the nats cluster is not complete yet; retrying", "", slog.Duration("for", c.cfg.openWait), slog.Any("error", err))
+		if c.pause(waiting, askFirst) != nil {
 			return value, err
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"eventhub/jetstream/pacedlog"
 )
 
-// core is what all parts of a bus share: its life, its settings, and its connections. Open sets
-// what has to be known of the server, and nothing changes later.
+// core is what all parts of a bus share: its life, its settings, and its connections. Open adds
+// what the server has said; the settings do not change later.
 type core struct {
 	lifecycle
 
@@ -40,6 +40,6 @@ func newCore(ctx context.Context, cfg Config) *core {
 		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, often: pacedlog.New(cfg.Logger), obs: cfg.Observer, tracer: cfg.Tracer,
 		clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)),
 	}
-	c.begin(ctx)
+	c.beginLife(ctx)
 	return c
 }

@@ -37,15 +37,15 @@ type sharedBucket struct {
 func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	b := s.core
-	kv, err := b.js.KeyValue(ctx, s.name)
+	c := s.core
+	kv, err := c.js.KeyValue(ctx, s.name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		if _, err = b.js.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-			kv, err = b.js.KeyValue(ctx, s.name)
+		if _, err = c.js.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+			kv, err = c.js.KeyValue(ctx, s.name)
 		}
 	}
 	if err != nil {
-		return nil, b.unavailable(fmt.Errorf("jetstream: bucket %s: %w: is this user allowed to make KV buckets?", s.name, err))
+		return nil, c.unavailable(fmt.Errorf("jetstream: bucket %s: %w: is this user allowed to make KV buckets?", s.name, err))
 	}
 	return kv, nil
 }
@@ -53,12 +53,12 @@ func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
 // config is the stream of the bucket. nats.go makes no bucket that bounds the number of its
 // entries.
 func (s sharedBucket) config() natsjs.StreamConfig {
-	b := s.core
+	c := s.core
 	cfg := natsjs.StreamConfig{
 		Name: s.stream(), Description: "eventhub: " + s.description, Subjects: []string{s.subject(">")},
 		MaxMsgsPerSubject: 1, MaxMsgs: s.max, MaxBytes: -1, MaxMsgSize: -1, Discard: natsjs.DiscardNew, MaxConsumers: -1,
 		AllowRollup: !s.fixed, DenyDelete: true, DenyPurge: s.fixed, AllowDirect: true, AllowMsgTTL: !s.fixed, DiscardNewPerSubject: s.fixed,
-		Replicas: b.cfg.Replicas,
+		Replicas: c.cfg.Replicas,
 	}
 	if s.maxBytes > 0 {
 		cfg.MaxBytes = s.maxBytes
@@ -66,7 +66,7 @@ func (s sharedBucket) config() natsjs.StreamConfig {
 	if s.maxEntry > 0 {
 		cfg.MaxMsgSize = s.maxEntry
 	}
-	if b.cfg.Server != nil && b.cfg.Server.InMemory() {
+	if c.cfg.Server != nil && c.cfg.Server.InMemory() {
 		cfg.Storage = natsjs.MemoryStorage
 	}
 	return cfg

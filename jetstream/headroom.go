@@ -196,31 +196,31 @@ const (
 
 // watch asks NATS for its room until the bus closes.
 func (h *headrooms) watch() {
-	b := h.core
-	every := cmp.Or(b.cfg.askStorage, headroomEvery)
+	c := h.core
+	every := cmp.Or(c.cfg.askStorage, headroomEvery)
 	tick := time.NewTimer(every)
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.ctx.Done():
+		case <-c.ctx.Done():
 			return
 		case <-tick.C:
 		case <-h.wake:
 		}
 		h.look()
-		_ = b.pause(b.ctx, headroomPause) // an error means that the bus closes
+		_ = c.pause(c.ctx, headroomPause) // an error means that the bus closes
 		tick.Reset(every)
 	}
 }
 
 // look asks NATS for its room.
 func (h *headrooms) look() {
-	b := h.core
+	c := h.core
 	file, memory := h.file.answered.Load(), h.memory.answered.Load()
-	info, err := b.askNATS(b.ctx)
+	info, err := c.askNATS(c.ctx)
 	if err != nil {
-		if b.ctx.Err() == nil {
-			b.often.Log(b.ctx, slog.LevelWarn, "failed to ask NATS how much it may still store; retrying", "", slog.Any("error", err))
+		if c.ctx.Err() == nil {
+			c.often.Log(c.ctx, slog.LevelWarn, "failed to ask NATS how much it may still store; retrying", "", slog.Any("error", err))
 		}
 		return
 	}

@@ -144,9 +144,11 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
 	b.native = newNativeMaps(b)
-	b.linkHooks = linkHooks{b.linkCut, b.linkLost, b.linkReturning, b.linkBack, b.linkHeard, b.native.streamChanged}
+	b.linkHooks = linkHooks{
+		cut: b.linkCut, lost: b.linkLost, returning: b.linkReturning, back: b.linkBack, heard: b.linkHeard, changed: b.native.streamChanged,
+	}
 	b.schedules = newSchedules(b)
-	b.streams.streamHooks = streamHooks{b.equip, b.newKeySet, b.reads.ids.drop, b.finishDeletion}
+	b.streams.streamHooks = streamHooks{equip: b.equip, keys: b.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.finishDeletion}
 	return b, nil
 }
 
@@ -357,6 +359,7 @@ func (b *Bus) linkCut(l *link) {
 	b.cutNative(l)
 }
 
+// linkLost gives up what the subscriptions have over a connection that broke.
 func (b *Bus) linkLost(l *link) {
 	b.eachSubscription(func(s *Subscription) {
 		if s.link == l {
@@ -365,15 +368,17 @@ func (b *Bus) linkLost(l *link) {
 	})
 }
 
+// linkReturning begins anew to listen for what groups say over a connection that is back.
 func (b *Bus) linkReturning(l *link, now int64) {
 	b.eachGroup(func(g *group) {
 		g.paths[l.index].reset(now)
 		g.cutOff(l.clustered())
 	})
+	b.cutNative(l)
 }
 
+// linkBack has the subscriptions of a connection that is back go on.
 func (b *Bus) linkBack(l *link) {
-	b.cutNative(l)
 	b.saveUnsaved(l)
 	b.eachSubscription(func(s *Subscription) {
 		if s.link == l {
@@ -382,6 +387,7 @@ func (b *Bus) linkBack(l *link) {
 	})
 }
 
+// linkHeard sends what was kept while the server was silent.
 func (b *Bus) linkHeard(l *link) {
 	b.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
 }
@@ -448,7 +454,7 @@ func (b *Bus) Close() error {
 		if b.dead != nil {
 			b.dead.stop(ctx) // they are published, so this comes before publishing ends
 		}
-		b.lifecycle.end()
+		b.endLife()
 		for _, l := range b.links {
 			l.drain(ctx)
 			l.nc.Close()

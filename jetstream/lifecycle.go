@@ -6,67 +6,68 @@ import (
 	"sync/atomic"
 )
 
-// lifecycle is the time from Open to Close, and the goroutines of the bus in it. Its methods may be
+// lifecycle is the time from Open to Close, and what Close has to wait for. Its methods may be
 // called concurrently.
 type lifecycle struct {
-	ctx    context.Context // ends when Close has begun
+	ctx    context.Context // ends during Close, at the latest when endLife is called
 	cancel context.CancelFunc
 
-	// mu is between work that begins and Close, which waits for that. No lock is taken under mu.
-	mu    sync.Mutex
-	ended atomic.Bool // written under mu
-	wg    sync.WaitGroup
+	// lifeMu is between work that begins and endLife, which waits for work. No lock is taken under
+	// lifeMu.
+	lifeMu sync.Mutex
+	ended  atomic.Bool // written under lifeMu
+	work   sync.WaitGroup
 }
 
-// begin makes the context, with the values of ctx.
-func (l *lifecycle) begin(ctx context.Context) {
+// beginLife makes the context, with the values of ctx.
+func (l *lifecycle) beginLife(ctx context.Context) {
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 }
 
-// closing reports whether end was called.
+// closing reports whether endLife was called.
 func (l *lifecycle) closing() bool { return l.ended.Load() }
 
-// enter counts work that end has to wait for, until the caller calls leave. It reports false when
-// end was called; then there must be no such work.
-func (l *lifecycle) enter() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// beginWork counts work that endLife has to wait for, until the caller calls endWork. It reports
+// false when endLife was called; then there must be no such work.
+func (l *lifecycle) beginWork() bool {
+	l.lifeMu.Lock()
+	defer l.lifeMu.Unlock()
 	if l.ended.Load() {
 		return false
 	}
-	l.wg.Add(1)
+	l.work.Add(1)
 	return true
 }
 
-// leave is the end of what enter counted.
-func (l *lifecycle) leave() { l.wg.Done() }
+// endWork is the end of what beginWork counted.
+func (l *lifecycle) endWork() { l.work.Done() }
 
-// start runs f in a goroutine that end waits for. It reports false, and runs nothing, when end was
-// called.
+// start runs f in a goroutine that endLife waits for. It reports false, and runs nothing, when
+// endLife was called.
 func (l *lifecycle) start(f func()) bool {
-	if !l.enter() {
+	if !l.beginWork() {
 		return false
 	}
 	go func() {
-		defer l.leave()
+		defer l.endWork()
 		f()
 	}()
 	return true
 }
 
-// apart is start for what has to run in any case, and soon ends. When end was called, nobody waits
-// for f here.
+// apart is start for what has to run in any case. When endLife was called, f has to end soon, and
+// whoever needs its end waits elsewhere, as Publisher.Flush does.
 func (l *lifecycle) apart(f func()) {
 	if !l.start(f) {
 		go f()
 	}
 }
 
-// end ends the context, and waits for all that was started. It is called once.
-func (l *lifecycle) end() {
-	l.mu.Lock()
+// endLife ends the context, and waits for all work. It is called once.
+func (l *lifecycle) endLife() {
+	l.lifeMu.Lock()
 	l.ended.Store(true)
-	l.mu.Unlock()
+	l.lifeMu.Unlock()
 	l.cancel()
-	l.wg.Wait()
+	l.work.Wait()
 }

@@ -13,7 +13,7 @@ func TestLifecycleWaitsForWhatItStarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l lifecycle
 		ctx, cancel := context.WithCancel(t.Context())
-		l.begin(ctx)
+		l.beginLife(ctx)
 		cancel()
 		if l.ctx.Err() != nil {
 			t.Error("the end of the context of Open ends the bus")
@@ -21,17 +21,17 @@ func TestLifecycleWaitsForWhatItStarted(t *testing.T) {
 		var late atomic.Bool
 		l.start(func() {
 			<-l.ctx.Done()
-			if l.start(func() { late.Store(true) }) || l.enter() {
+			if l.start(func() { late.Store(true) }) || l.beginWork() {
 				t.Error("work began after the end")
 			}
 			time.Sleep(time.Minute)
 		})
-		if !l.enter() {
+		if !l.beginWork() {
 			t.Fatal("no work before the end")
 		}
-		time.AfterFunc(2*time.Minute, l.leave)
+		time.AfterFunc(2*time.Minute, l.endWork)
 		begun := time.Now()
-		l.end()
+		l.endLife()
 		if took := time.Since(begun); took != 2*time.Minute {
 			t.Errorf("the end took %v", took)
 		}

@@ -58,8 +58,8 @@ const echoSubject = ""
 // echoWait is how long a new connection may take to answer the first echo.
 const echoWait = 2 * time.Second
 
-// linkHooks are called by links: the first four when a connection breaks and comes back, in this
-// order.
+// linkHooks are called for what stands above the links: the first four when a connection breaks and
+// comes back, in this order.
 type linkHooks struct {
 	cut       func(l *link)            // the connection broke; what was asked is not answered yet
 	lost      func(l *link)            // what was asked has got errCut; not while the bus closes

@@ -94,14 +94,14 @@ type makerNote struct {
 // The note comes before the consumer, so that hubs that make groups for one client at once do not
 // exceed its limit together.
 func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (entry, error) {
-	b := m.core
+	c := m.core
 	e := entry{subject: makerSubject(client, t, group), client: client}
-	_, err := b.lastBySubject(ctx, "KV_"+makersBucket, e.subject)
+	_, err := c.lastBySubject(ctx, "KV_"+makersBucket, e.subject)
 	if err == nil {
 		return entry{}, nil
 	}
 	if !errors.Is(err, ErrNotFound) {
-		return entry{}, b.unavailable(err)
+		return entry{}, c.unavailable(err)
 	}
 	if err := m.newGroups.take(client); err != nil {
 		return entry{}, err
@@ -121,14 +121,14 @@ func (m *makers) noteTopic(ctx context.Context, topic, stream, client string) (e
 
 // write writes a note, and takes it back if the client has too many then.
 func (m *makers) write(ctx context.Context, e entry, note makerNote, limit string, refusal func() (*Error, error)) (entry, error) {
-	b := m.core
+	c := m.core
 	value, err := json.Marshal(note)
 	if err != nil {
 		return entry{}, err
 	}
-	ack, err := b.write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
+	ack, err := c.write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
 	if err != nil {
-		return entry{}, b.unavailable(fmt.Errorf("jetstream: note who makes a topic or a group: %w", err))
+		return entry{}, c.unavailable(fmt.Errorf("jetstream: note who makes a topic or a group: %w", err))
 	}
 	e.seq = ack.Seq
 	refused, err := refusal()
@@ -142,9 +142,9 @@ func (m *makers) write(ctx context.Context, e entry, note makerNote, limit strin
 	}
 	m.forget(ctx, e)
 	if err != nil {
-		return entry{}, b.unavailable(err)
+		return entry{}, c.unavailable(err)
 	}
-	b.obs.LimitReached(limit)
+	c.obs.LimitReached(limit)
 	return entry{}, refused
 }
 
@@ -162,9 +162,9 @@ func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*Er
 
 // refusal returns why the client has too many groups, the noted ones included, or nil.
 func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Error, error) {
-	b := m.core
+	c := m.core
 	prefix := makersPrefix + objectName(client) + "."
-	noted, err := b.subjectsOf(ctx, makersBucket, prefix+"*.*")
+	noted, err := c.subjectsOf(ctx, makersBucket, prefix+"*.*")
 	if err != nil {
 		return nil, err
 	}
@@ -175,8 +175,8 @@ func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Err
 		}
 	}
 	switch share := max(t.stream.room/2, 1); {
-	case len(noted) > b.limits.ClientGroups:
-		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups that exist, which is its limit: have some deleted, or let them end by opts.groupTtlMs", b.limits.ClientGroups)}, nil
+	case len(noted) > c.limits.ClientGroups:
+		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups that exist, which is its limit: have some deleted, or let them end by opts.groupTtlMs", c.limits.ClientGroups)}, nil
 	case here > share:
 		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups on the stream of this topic, which is half of what it has room for: have some deleted, or let them end by opts.groupTtlMs", share)}, nil
 	}
@@ -265,14 +265,14 @@ func (m *makers) forget(ctx context.Context, e entry) {
 // sweep removes the notes of a client's topics and groups that do not exist any more; "" is every
 // client. It leaves notes alone that are younger than age: their groups may be about to be made.
 func (m *makers) sweep(ctx context.Context, client string, age time.Duration) error {
-	b := m.core
+	c := m.core
 	prefix := makersPrefix
 	if client != "" {
 		prefix += objectName(client) + "."
 	}
 	noted := make(map[string][]entry) // by stream
 	before := time.Now().Add(-age)
-	err := b.readThrough(ctx, "KV_"+makersBucket, 1, true, func(msg *storedMsg) error {
+	err := c.readThrough(ctx, "KV_"+makersBucket, 1, true, func(msg *storedMsg) error {
 		if parts := strings.Split(strings.TrimPrefix(msg.subject, makersPrefix), "."); strings.HasPrefix(msg.subject, prefix) && len(parts) >= 2 && msg.time.Before(before) {
 			noted[parts[1]] = append(noted[parts[1]], entry{subject: msg.subject, seq: msg.seq})
 		}
@@ -282,14 +282,14 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 		return err
 	}
 	for stream, entries := range noted {
-		alive, err := b.groupsOf(ctx, stream)
+		alive, err := c.groupsOf(ctx, stream)
 		if err != nil {
 			return err
 		}
 		for _, e := range entries {
 			parts := strings.Split(strings.TrimPrefix(e.subject, makersPrefix), ".")
 			if alive == nil || len(parts) == 3 && !alive[parts[2]] {
-				if err := b.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
+				if err := c.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
 					return err
 				}
 			}

@@ -149,7 +149,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 		}
 		wait, busy := s.topics.making[name]
 		if !busy {
-			if !s.enter() { // a server that stops while it makes a stream leaves half of one
+			if !s.beginWork() { // a server that stops while it makes a stream leaves half of one
 				s.topics.mu.Unlock()
 				return nil, ErrClosed
 			}
@@ -157,7 +157,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 			s.topics.making[name] = wait
 			s.topics.mu.Unlock()
 			t, err := s.makeTopic(ctx, name, client)
-			s.leave()
+			s.endWork()
 			s.topics.mu.Lock()
 			if err == nil {
 				s.topics.keep(t, s.limits.Topics)
