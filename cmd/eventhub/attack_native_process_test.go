@@ -38,8 +38,8 @@ const (
 )
 
 // fillNatively stores events with as many keys in the topic of the native attacks, and makes the
-// topics.
-func fillNatively(t *testing.T, f *floodedHub) {
+// topics, each divided by part.
+func fillNatively(t *testing.T, f *floodedHub, part int) {
 	t.Helper()
 	publishTo(t, f.hub.dial(), "attack.native", "1")
 	nc, _ := dialNative(t, f.hub.nats, nodeToken)
@@ -48,7 +48,7 @@ func fillNatively(t *testing.T, f *floodedHub) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range nativeKeys {
+	for i := range nativeKeys / part {
 		if _, err := js.PublishAsync("keyed."+strconv.Itoa(i)+".attack.native", []byte("1"), natsjs.WithStallWait(patience)); err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func fillNatively(t *testing.T, f *floodedHub) {
 	case <-time.After(slowdown * patience):
 		t.Fatal("the events of the native attacks were not stored")
 	}
-	for i := range nativeTopics {
+	for i := range nativeTopics / part {
 		topic := "attack.connections." + strconv.Itoa(i)
 		cfg := natsjs.StreamConfig{Name: native.ObjectName(topic), Subjects: []string{native.Subject(topic, ""), native.KeyedPattern(topic)}}
 		if _, err := js.CreateStream(t.Context(), cfg); err != nil {

@@ -71,7 +71,7 @@ func TestFloods(t *testing.T) {
 // uses the HTTP API at a steady pace. The neighbour loses nothing and is not refused, its times
 // stay near those beside a permitted client, and the hub's memory and disk stay within bounds.
 func TestAttacks(t *testing.T) {
-	f := newAttackedHub(t)
+	f := newAttackedHub(t, 1)
 	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
 	base := f.under(t, min(*attackFor, attackTelling), permitted)
 	for _, a := range attacks {
@@ -132,7 +132,7 @@ func TestAttacks(t *testing.T) {
 // TestAttacksAtOnce runs all attacks at a time, in one process that has half a core. The hub serves
 // the neighbour all the while, keeps no memory but that of what it stores, and restarts in time.
 func TestAttacksAtOnce(t *testing.T) {
-	f := newAttackedHub(t)
+	f := newAttackedHub(t, 1)
 	f.neighbour.during(func() { f.pass(min(*attackFor, attackTelling)) })
 	base := f.under(t, min(*attackFor, attackTelling), permitted)
 	together := slices.DeleteFunc(slices.Clone(attacks), func(a attack) bool { return a.alone })

@@ -90,8 +90,9 @@ const (
 	memoryReturns = time.Minute
 )
 
-// newAttackedHub starts a hub with a topics file, an outbox, and a neighbour.
-func newAttackedHub(t *testing.T) *floodedHub {
+// newAttackedHub starts a hub with a topics file, an outbox, and a neighbour. What native attacks
+// look through is divided by part.
+func newAttackedHub(t *testing.T, part int) *floodedHub {
 	t.Helper()
 	dir := t.TempDir()
 	topics := filepath.Join(dir, "topics.yaml")
@@ -99,7 +100,7 @@ func newAttackedHub(t *testing.T) *floodedHub {
 		t.Fatal(err)
 	}
 	f := newFloodedHub(t, "--topics="+topics, "--data="+filepath.Join(dir, "data"), "--projector", "--nats-listen=127.0.0.1:0", "--limit-principal-held="+strconv.Itoa(heldByOne))
-	fillNatively(t, f)
+	fillNatively(t, f, part)
 	f.dir, f.topics = filepath.Join(dir, "data"), topics
 	return f
 }
@@ -243,7 +244,8 @@ type attackers struct {
 	t       *testing.T
 	cmd     *exec.Cmd
 	process *psutil.Process
-	began   time.Time
+	began   time.Time // of the attacks, without the start of the process
+	before  float64   // what the process had used by then, in seconds of a core
 	stopped chan struct{}
 	held    chan struct{} // closed when nobody holds the process any more
 	out     lockedBuffer
@@ -259,7 +261,7 @@ func startAttackers(t *testing.T, target attackTarget) *attackers {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &attackers{t: t, cmd: exec.Command(path), began: time.Now(), stopped: make(chan struct{}), held: make(chan struct{})}
+	p := &attackers{t: t, cmd: exec.Command(path), stopped: make(chan struct{}), held: make(chan struct{})}
 	p.cmd.Args = []string{attackName}
 	p.cmd.Stdin = bytes.NewReader(text)
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
@@ -269,9 +271,10 @@ func startAttackers(t *testing.T, target attackTarget) *attackers {
 	if p.process, err = psutil.NewProcess(int32(p.cmd.Process.Pid)); err != nil {
 		t.Fatal(err)
 	}
-	go p.hold()
 	t.Cleanup(func() { p.stop() })
 	waitFor(t, "the attackers begin", func() bool { return strings.HasPrefix(p.out.String(), attackersBegin) })
+	p.began, p.before = time.Now(), p.cpu()
+	go p.hold()
 	return p
 }
 
@@ -287,7 +290,7 @@ func (p *attackers) hold() {
 			return
 		case <-tick.C:
 		}
-		over := p.cpu() > attackShare*time.Since(p.began).Seconds()
+		over := p.cpu()-p.before > attackShare*time.Since(p.began).Seconds()
 		if over != resting {
 			resting = over
 			if over {
@@ -317,8 +320,10 @@ func (p *attackers) stop() (used float64) {
 	default:
 	}
 	close(p.stopped)
-	<-p.held
-	used = p.cpu() / time.Since(p.began).Seconds()
+	if !p.began.IsZero() {
+		<-p.held
+	}
+	used = (p.cpu() - p.before) / time.Since(p.began).Seconds()
 	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	limit := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
