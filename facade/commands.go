@@ -68,11 +68,15 @@ func (s *session) execute(msg []byte) (wait time.Duration) {
 		}
 		return 0
 	}
-	s.command(f)
+	settled := 0
 	if settles(f.op) {
+		settled = max(1, len(f.ids)) // command takes over the frame if another has to come first
+	}
+	s.command(f)
+	if settled > 0 {
 		// The client holds leases, so its frame is executed at once. The reader waits before the
 		// next one.
-		return s.settles.spend(s.srv.settles, max(1, len(f.ids)), now.Sub(s.srv.started))
+		return s.settles.spend(s.srv.settles, settled, now.Sub(s.srv.started))
 	}
 	return 0
 }

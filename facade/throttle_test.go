@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,6 +85,17 @@ func TestSettleRate(t *testing.T) {
 	}
 	if r.seen.count("limit settle_rate") == 0 || r.seen.count("error rate_limited") > 0 {
 		t.Error(r.seen.counts)
+	}
+	// The second frame waits for the first, and counts all the same.
+	late := r.login(t)
+	begun := time.Now()
+	ack := strings.Replace(ackOf(8), `"g"`, `"late"`, 1)
+	late.send(`{"op":"SUBSCRIBE","topic":"t","group":"late"}`, ack, ack)
+	for range 3 {
+		late.want(`{"op":"OK"}`)
+	}
+	if took := time.Since(begun); took < 200*time.Millisecond {
+		t.Errorf("settling behind a frame that waits took %v", took)
 	}
 	// A connection that waits can be ended.
 	p.send(ackOf(1000))
