@@ -140,8 +140,8 @@ func TestCastsBeyondTheRation(t *testing.T) {
 			t.Errorf("%s took only %v", what, took)
 		}
 	}
-	pull := func() answer {
-		return r.post(t, "/groups/lists/pulled/pull", `{"max":4,"opts":{"from":"earliest","schemaVersion":2}}`, eve...)
+	pull := func(client []string) answer {
+		return r.post(t, "/groups/lists/pulled/pull", `{"max":4,"opts":{"from":"earliest","schemaVersion":2}}`, client...)
 	}
 
 	s := r.subscribe(t, "topic=lists&group=streamed&from=latest&schemaVersion=2", eve...)
@@ -151,12 +151,15 @@ func TestCastsBeyondTheRation(t *testing.T) {
 			t.Errorf("got %.100s, after %d beats", e.Event.Payload, s.beats)
 		}
 	})
+	for ration.Owes("dan") < 2*rigPatience { // so that dan owes time still when his pull has come
+		ration.Charge("dan", cputime.Burst)
+	}
+	if a := pull([]string{"Authorization", "Bearer dan"}); a.status != http.StatusTooManyRequests || a.Code != "rate_limited" || a.header.Get("Retry-After") == "" {
+		t.Errorf("a pull: %d %.300s", a.status, a.text)
+	}
 	owes("pulls", func() {
-		if a := pull(); a.status != http.StatusTooManyRequests || a.Code != "rate_limited" || a.header.Get("Retry-After") == "" {
-			t.Errorf("a pull: %d %.300s", a.status, a.text)
-		}
 		eventually(t, "a pull has events", func() bool {
-			a := pull()
+			a := pull(eve)
 			var got struct{ Events []consumed }
 			if err := json.Unmarshal([]byte(a.text), &got); a.status == http.StatusOK && err == nil && len(got.Events) > 0 {
 				e := got.Events[0]
