@@ -368,7 +368,8 @@ func (b *Bus) linkLost(l *link) {
 	})
 }
 
-// linkReturning begins anew to listen for what groups say over a connection that is back.
+// linkReturning tells each group that a connection was lost: silence counts from now on, and the
+// delivery numbers of the server may be others.
 func (b *Bus) linkReturning(l *link, now int64) {
 	b.eachGroup(func(g *group) {
 		g.paths[l.index].reset(now)

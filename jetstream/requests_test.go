@@ -138,7 +138,7 @@ var (
 	timed = regexp.MustCompile(`^PUB (_INBOX\.#\.#|\$KV\.eventhub_attempts\.ordered\..*|\$JS\.API\.(STREAM\.(INFO\.(eventhub_delayed|KV_eventhub_schemas)|MSG\.GET\..*)|CONSUMER\.(INFO|MSG\.NEXT)\..*))$`)
 )
 
-// note notes a line, except for PING and PONG. What differs from run to run becomes #.
+// note notes a line, except for PING and PONG. Random names and numbers become #.
 func (w *wire) note(conn int, line string) {
 	words := strings.Fields(line)
 	verb := "END"
@@ -193,7 +193,7 @@ func flush(tb testing.TB, b *Bus) {
 }
 
 // opened writes what Open has said. Over connection 0, Open asks last for the room of the server.
-// What it then starts asks in any order, and asks nothing at once over other connections.
+// The goroutines that Open then starts ask in any order, and over connection 0 alone.
 func (w *wire) opened(out *strings.Builder, title string, b *Bus) {
 	w.tb.Helper()
 	flush(w.tb, b)

@@ -23,7 +23,7 @@ type streamHooks struct {
 	equip func(t *topicInfo, rule *TopicRule)
 	// keys returns the keys of a compacted topic whose bucket has so many entries.
 	keys func(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet
-	// dropped is called when a stream is gone, or was made anew. The lock of the topics is held.
+	// dropped forgets a stream that is gone, or was made anew. The lock of the topics is held.
 	dropped func(s *stream)
 	// finishDeletion ends the deletion of a topic with this stream that another hub has begun.
 	finishDeletion func(ctx context.Context, stream string) (bool, error)

@@ -90,8 +90,8 @@ const (
 	memoryReturns = time.Minute
 )
 
-// newAttackedHub starts a hub with a topics file, an outbox, and a neighbour. What native attacks
-// look through is divided by part.
+// newAttackedHub starts a hub with a topics file, an outbox, and a neighbour. The hub stores one
+// part-th of the keys and topics that native attacks look through.
 func newAttackedHub(t *testing.T, part int) *floodedHub {
 	t.Helper()
 	dir := t.TempDir()

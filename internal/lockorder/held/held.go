@@ -31,7 +31,7 @@ func (l *Lock[N]) Lock() {
 	took[N](l)
 }
 
-// TryLock is sync.Mutex.TryLock. The caller waits for nobody, so no order binds the caller.
+// TryLock is sync.Mutex.TryLock. A caller that does not wait may take locks in any order.
 func (l *Lock[N]) TryLock() bool {
 	ok := l.mu.TryLock()
 	if ok {
