@@ -307,8 +307,15 @@ func TestStrangersDisplaceNobody(t *testing.T) {
 	if err := request(honest[0], ""); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 * room {
-		dialTCP(t, at)
-	}
-	untilClosed(t, honest[0])
+	// The server may note the end of the request after some of the next connections.
+	waitFor(t, "the end of the connection", func() bool {
+		for range 2 * room {
+			dialTCP(t, at)
+		}
+		if err := honest[0].SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := honest[0].Read(make([]byte, 1))
+		return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+	})
 }
