@@ -54,12 +54,12 @@ type copiedStream struct {
 }
 
 // readConsumers reads what the consumers of a stream have settled.
-func (b *Bus) readConsumers(ctx context.Context, from *copiedStream) ([]keptConsumer, error) {
-	handle, err := b.js.Stream(ctx, from.name)
+func (k *backups) readConsumers(ctx context.Context, from *copiedStream) ([]keptConsumer, error) {
+	handle, err := k.js.Stream(ctx, from.name)
 	if err != nil {
 		return nil, err
 	}
-	s, err := b.takeSnapshot(ctx, from.name, true)
+	s, err := k.takeSnapshot(ctx, from.name, true)
 	if err != nil {
 		return nil, err
 	}
@@ -208,8 +208,8 @@ func (w archiveWriter) entry(hdr archive.Header, body []byte) error {
 // copyStream writes a stream to w in the server's format, with the consumers as they were read
 // before. What was stored after until is left out, unless until is zero. progress is called with
 // the messages that were written.
-func (b *Bus) copyStream(ctx context.Context, from *copiedStream, consumers []keptConsumer, until time.Time, w io.Writer, progress func(messages, bytes int)) (done archived, err error) {
-	s, err := b.takeSnapshot(ctx, from.name, false)
+func (k *backups) copyStream(ctx context.Context, from *copiedStream, consumers []keptConsumer, until time.Time, w io.Writer, progress func(messages, bytes int)) (done archived, err error) {
+	s, err := k.takeSnapshot(ctx, from.name, false)
 	if err != nil {
 		return done, err
 	}
@@ -268,7 +268,7 @@ func (b *Bus) copyStream(ctx context.Context, from *copiedStream, consumers []ke
 		return done, err
 	}
 	if from.grows {
-		if err := b.copyTail(ctx, from.name, max(last, head.state.LastSeq), write); err != nil {
+		if err := k.copyTail(ctx, from.name, max(last, head.state.LastSeq), write); err != nil {
 			return done, err
 		}
 		done.state.LastSeq = max(done.state.LastSeq, last)
@@ -335,7 +335,7 @@ func copyMessages(in *archive.Reader, write func(archive.Header, []byte) error) 
 // beginning: where a newer message has replaced an older one before the server came to that, it has
 // neither. What replaces a message lies behind all others, so whoever reads on to the end has them
 // all.
-func (b *Bus) copyTail(ctx context.Context, stream string, last uint64, write func(archive.Header, []byte) error) error {
+func (k *backups) copyTail(ctx context.Context, stream string, last uint64, write func(archive.Header, []byte) error) error {
 	for n := 0; ; n++ {
 		if n == maxTail {
 			return fmt.Errorf("%d messages were stored while the stream was read: stop what writes so fast, or back up a hub that is stopped", maxTail)
@@ -354,7 +354,7 @@ func (b *Bus) copyTail(ctx context.Context, stream string, last uint64, write fu
 				Time     time.Time `json:"time"`
 			} `json:"message"`
 		}
-		if err := b.askServer(ctx, "STREAM.MSG.GET."+stream, ask, &answer); err != nil {
+		if err := k.askServer(ctx, "STREAM.MSG.GET."+stream, ask, &answer); err != nil {
 			return err
 		}
 		if answer.Error != nil {

@@ -77,11 +77,16 @@ type BackupOptions struct {
 	Progress func(messages uint64) error
 }
 
-// backups makes redrives and backups exclude each other.
+// backups makes and restores backups. Redrives and backups exclude each other.
 type backups struct {
+	*core
+	streams *streams
+
 	running atomic.Bool
 	moves   sync.RWMutex // read by those who move events from a stream to an earlier one
 }
+
+func newBackups(c *core, s *streams) *backups { return &backups{core: c, streams: s} }
 
 var errBackupRuns = &Error{Code: CodeOverloaded, Msg: "A backup is being made: try again later."}
 
@@ -96,13 +101,13 @@ func (s *backups) enter() (leave func(), err error) {
 }
 
 // begin begins a backup, when the redrives that run have ended.
-func (s *backups) begin(ctx context.Context, b *Bus) (end func(), err error) {
+func (s *backups) begin(ctx context.Context, k *backups) (end func(), err error) {
 	if !s.running.CompareAndSwap(false, true) {
 		return nil, errBackupRuns
 	}
 	deadline := time.Now().Add(movesWait)
 	for !s.moves.TryLock() {
-		if err = b.pause(ctx, positionPause); err == nil && time.Now().After(deadline) {
+		if err = k.pause(ctx, positionPause); err == nil && time.Now().After(deadline) {
 			err = &Error{Code: CodeOverloaded, Msg: "A redrive of dead letters is running: try again when it has ended."}
 		}
 		if err != nil {
@@ -131,21 +136,21 @@ func (n NATS) Backup(ctx context.Context, w io.Writer, opts BackupOptions) error
 	if b.cfg.Server.InMemory() {
 		return &Error{Code: CodeBadOptions, Msg: "This hub keeps everything in memory: there is nothing to back up."}
 	}
-	end, err := b.backups.begin(ctx, b)
+	end, err := b.backups.begin(ctx, b.backups)
 	if err != nil {
 		return err
 	}
 	defer end()
-	m := &backupMaker{bus: b, opts: opts, out: zip.NewWriter(w), made: manifest{Format: backupFormat, Made: time.Now().UTC(), Server: b.links[0].nc.ConnectedServerVersion()}}
+	m := &backupMaker{backups: b.backups, opts: opts, out: zip.NewWriter(w), made: manifest{Format: backupFormat, Made: time.Now().UTC(), Server: b.links[0].nc.ConnectedServerVersion()}}
 	return m.run(ctx)
 }
 
 // backupMaker makes a backup.
 type backupMaker struct {
-	bus  *Bus
-	opts BackupOptions
-	out  *zip.Writer
-	made manifest
+	backups *backups
+	opts    BackupOptions
+	out     *zip.Writer
+	made    manifest
 
 	entries  int
 	messages uint64
@@ -159,7 +164,7 @@ func (m *backupMaker) run(ctx context.Context) error {
 		}
 		m.made.Files = append(m.made.Files, backedUpFile{name, entry, sum})
 	}
-	sources, err := m.bus.sources(ctx, 0)
+	sources, err := m.backups.sources(ctx, 0)
 	if err != nil {
 		return err
 	}
@@ -219,13 +224,13 @@ func (m *backupMaker) finish() error {
 }
 
 // sources lists what is copied: every stream on a disk.
-func (b *Bus) sources(ctx context.Context, replicas int) (all []*copiedStream, err error) {
-	inv, err := b.listStreams(ctx)
+func (k *backups) sources(ctx context.Context, replicas int) (all []*copiedStream, err error) {
+	inv, err := k.streams.listStreams(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range inv.names() {
-		info := inv.streams[name]
+		info := inv.byName[name]
 		if info.Config.Storage == natsjs.MemoryStorage {
 			continue
 		}
@@ -259,20 +264,20 @@ func (m *backupMaker) positions(ctx context.Context, all, notes []*copiedStream)
 			if slices.Contains(notes, s) {
 				continue
 			}
-			kept, err := m.bus.readConsumers(ctx, s)
+			kept, err := m.backups.readConsumers(ctx, s)
 			if err != nil {
 				return nil, nil, fmt.Errorf("back up the groups of stream %s: %w", s.name, m.gone(err))
 			}
 			consumers[s.name] = kept
 		}
-		info, err := m.bus.findStream(ctx, "KV_"+groupsBucket)
+		info, err := m.backups.findStream(ctx, "KV_"+groupsBucket)
 		if err != nil {
 			return nil, nil, err
 		}
 		if info.State.LastSeq == moved {
 			return consumers, done, nil
 		}
-		if err := m.bus.pause(ctx, positionPause); err != nil {
+		if err := m.backups.pause(ctx, positionPause); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -285,7 +290,7 @@ func (m *backupMaker) stream(ctx context.Context, s *copiedStream, consumers []k
 		var done archived
 		began := m.messages
 		entry, sum, err := m.entry(func(w io.Writer) (err error) {
-			done, err = m.bus.copyStream(ctx, s, consumers, until, w, func(messages, _ int) {
+			done, err = m.backups.copyStream(ctx, s, consumers, until, w, func(messages, _ int) {
 				m.messages += uint64(messages) //nolint:gosec // 1
 			})
 			return err

@@ -505,14 +505,14 @@ func TestCopyOfAnEmptyBucket(t *testing.T) {
 		t.Fatal(err)
 	}
 	var file bytes.Buffer
-	done, err := b.copyStream(t.Context(), &copiedStream{name: stream, info: info, grows: true}, nil, time.Time{}, &file, func(int, int) {})
+	done, err := b.backups.copyStream(t.Context(), &copiedStream{name: stream, info: info, grows: true}, nil, time.Time{}, &file, func(int, int) {})
 	if err != nil || done.messages != 1 {
 		t.Fatalf("%d messages were copied: %v", done.messages, err)
 	}
 	if err := look.JS.DeleteStream(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.putSnapshot(t.Context(), stream, done.config, done.state, &file); err != nil {
+	if _, err := b.backups.putSnapshot(t.Context(), stream, done.config, done.state, &file); err != nil {
 		t.Fatal(err)
 	}
 	if e, err := kv.Get(t.Context(), "key"); err != nil || string(e.Value()) != "late" || e.Revision() != 1 {
@@ -545,7 +545,7 @@ func TestMoveThatIsCutOff(t *testing.T) {
 		if done > all/2 && !closed { // not all of them: some may have expired meanwhile
 			closed = true
 			closing.Go(func() { _ = to.Close() })
-			eventually(t, "the connection is closed", func() bool { return to.bus.links[0].nc.IsClosed() })
+			eventually(t, "the connection is closed", func() bool { return to.backups.links[0].nc.IsClosed() })
 		}
 	}})
 	if err == nil || !strings.Contains(err.Error(), "nats stream rm") {

@@ -145,7 +145,7 @@ const (
 
 // Callouts answers the auth callouts of NATS servers. Close ends it.
 type Callouts struct {
-	bus    *Bus
+	access *access
 	cfg    CalloutConfig
 	issuer nkeys.KeyPair
 	xkey   nkeys.KeyPair // nil: questions are not encrypted
@@ -182,7 +182,7 @@ type calloutEnd struct {
 // share the questions. Close the Callouts before the Bus.
 func (n NATS) ServeCallouts(ctx context.Context, cfg CalloutConfig) (*Callouts, error) {
 	b := n.bus
-	c := &Callouts{bus: b, cfg: cfg, places: make(chan struct{}, maxCallouts)}
+	c := &Callouts{access: b.access, cfg: cfg, places: make(chan struct{}, maxCallouts)}
 	processors := max(runtime.GOMAXPROCS(0)/2, 1)
 	c.grants = quota.NewPlaces(processors, (processors+1)/2)
 	c.live, c.own, c.kicking = make(map[calloutConn]*calloutEnd), make(map[string]*linked.List), make(map[string]bool)
@@ -287,17 +287,17 @@ func (c *Callouts) receive(m *nats.Msg) {
 	select {
 	case c.places <- struct{}{}:
 	default:
-		c.bus.obs.LimitReached("callouts")
+		c.access.obs.LimitReached("callouts")
 		return
 	}
 	c.wg.Go(func() {
 		defer func() { <-c.places }()
 		ctx, cancel := context.WithTimeout(c.ctx, calloutWait)
 		defer cancel()
-		err := panics.Call(c.bus.often.By("func"), "auth callout", func() error { return c.answer(ctx, m) })
+		err := panics.Call(c.access.often.By("func"), "auth callout", func() error { return c.answer(ctx, m) })
 		if err != nil && c.ctx.Err() == nil {
 			c.cfg.Counted(CalloutFailed)
-			c.bus.often.Log(ctx, slog.LevelWarn, "failed to answer an auth callout", "", slog.Any("error", err))
+			c.access.often.Log(ctx, slog.LevelWarn, "failed to answer an auth callout", "", slog.Any("error", err))
 		}
 	})
 }
@@ -326,7 +326,7 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 	grant, err := c.authorize(ctx, asked)
 	var known *nativeMap
 	if err == nil && !grant.Full {
-		known, err = c.bus.native.get(ctx)
+		known, err = c.access.native.get(ctx)
 	}
 	var user *jwt.UserClaims
 	if err == nil {
@@ -339,7 +339,7 @@ func (c *Callouts) answer(ctx context.Context, m *nats.Msg) error {
 	}
 	switch {
 	case err != nil && grant != nil: // the client may, and it cannot be said what
-		c.bus.often.Log(ctx, slog.LevelWarn, "failed to list what a native client may do", grant.Name, slog.String("client", grant.Name), slog.Any("error", err))
+		c.access.often.Log(ctx, slog.LevelWarn, "failed to list what a native client may do", grant.Name, slog.String("client", grant.Name), slog.Any("error", err))
 		c.cfg.Counted(CalloutFailed)
 		response.Error = "try again later"
 	case err != nil:
@@ -389,9 +389,9 @@ func (c *Callouts) turn(ctx context.Context, grant *NativeGrant, asked *jwt.Auth
 	const limit = "callout_places"
 	ctx, cancel := context.WithTimeout(ctx, turnWait)
 	defer cancel()
-	if !c.grants.Enter(ctx, grant.Name, maxCallouts/4, func() { c.bus.obs.LimitReached(limit) }) {
+	if !c.grants.Enter(ctx, grant.Name, maxCallouts/4, func() { c.access.obs.LimitReached(limit) }) {
 		c.cfg.Counted(CalloutFailed)
-		c.bus.often.Log(ctx, slog.LevelInfo, "too many clients of a principal connect at a time; those that get no answer connect again", grant.Name,
+		c.access.often.Log(ctx, slog.LevelInfo, "too many clients of a principal connect at a time; those that get no answer connect again", grant.Name,
 			slog.String("limit", limit), slog.String("client", grant.Name))
 		return nil, false
 	}
@@ -431,14 +431,14 @@ func (c *Callouts) user(ctx context.Context, asked *jwt.AuthorizationRequestClai
 		user.Audience = c.cfg.HubAccount
 		return user
 	}
-	p := c.bus.permissions(known, grant.Rights, NativeInbox(tokenOf(asked)), c.cfg.Account == c.cfg.HubAccount && c.guard == nil)
+	p := c.access.permissions(known, grant.Rights, NativeInbox(tokenOf(asked)), c.cfg.Account == c.cfg.HubAccount && c.guard == nil)
 	user.Pub.Allow, user.Sub.Allow = p.Publish, p.Subscribe
 	if len(p.Publish) == 0 {
 		user.Pub.Deny = jwt.StringList{">"} // without any entry, everything would be allowed
 	}
 	if len(p.Narrowed) > 0 {
 		c.cfg.Narrowed()
-		c.bus.often.Log(ctx, slog.LevelInfo, "a native client may do less than its token allows; eventhub auth-callout explain says what", grant.Name,
+		c.access.often.Log(ctx, slog.LevelInfo, "a native client may do less than its token allows; eventhub auth-callout explain says what", grant.Name,
 			slog.String("client", grant.Name), slog.Int("narrowed", len(p.Narrowed)), slog.String("first", p.Narrowed[0]))
 	}
 	return user
@@ -484,7 +484,7 @@ func (c *Callouts) follow(conn calloutConn, grant *NativeGrant) {
 // evict has the oldest of a principal's connections end, which cannot be followed any more. c.mu is
 // held.
 func (c *Callouts) evict(own *linked.List) {
-	c.bus.obs.LimitReached("native_clients")
+	c.access.obs.LimitReached("native_clients")
 	conn, _ := own.Front().Value.(calloutConn)
 	end := c.live[conn]
 	c.leave(end)
@@ -576,7 +576,7 @@ func (c *Callouts) disconnect(server string) {
 			if c.ctx.Err() != nil {
 				return
 			}
-			c.bus.often.Log(c.ctx, slog.LevelWarn, "failed to disconnect native clients; retrying", server, slog.String("server", server),
+			c.access.often.Log(c.ctx, slog.LevelWarn, "failed to disconnect native clients; retrying", server, slog.String("server", server),
 				slog.Int("connections", len(conns)), slog.Duration("pause", retry), slog.Any("error", err))
 			select {
 			case <-c.ctx.Done():
@@ -597,7 +597,7 @@ func (c *Callouts) kick(conn calloutConn) error {
 	if err != nil {
 		return err
 	}
-	m, err := c.bus.links[0].nc.RequestWithContext(ctx, strings.Replace(KickSubject, "*", conn.server, 1), req)
+	m, err := c.access.links[0].nc.RequestWithContext(ctx, strings.Replace(KickSubject, "*", conn.server, 1), req)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return errors.New("the account of the hub cannot reach $SYS.REQ.SERVER.*.KICK, or the server is gone; eventhub auth-callout config shows the import")
 	}
@@ -610,6 +610,6 @@ func (c *Callouts) kick(conn calloutConn) error {
 		client = end.principal
 	}
 	c.mu.Unlock()
-	c.bus.often.Log(ctx, slog.LevelInfo, "disconnected a native client", client, slog.String("client", client), slog.String("answer", fmt.Sprintf("%.200s", m.Data)))
+	c.access.often.Log(ctx, slog.LevelInfo, "disconnected a native client", client, slog.String("client", client), slog.String("answer", fmt.Sprintf("%.200s", m.Data)))
 	return nil
 }

@@ -71,18 +71,18 @@ func concurrently(n int, f func(i int) error) error {
 }
 
 // streamNames returns the names of all streams that are no buckets, in order.
-func (b *Bus) streamNames(ctx context.Context) (names []string, err error) {
+func (s *streams) streamNames(ctx context.Context) (names []string, err error) {
 	for offset := 0; ; {
 		var page struct {
 			Error   *apiError `json:"error"`
 			Total   int       `json:"total"`
 			Streams []string  `json:"streams"`
 		}
-		if err := b.askPage(ctx, "STREAM.NAMES", offset, &page); err != nil {
-			return nil, b.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
+		if err := s.askPage(ctx, "STREAM.NAMES", offset, &page); err != nil {
+			return nil, s.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
 		}
 		if page.Error != nil {
-			return nil, b.unavailable(fmt.Errorf("jetstream: list streams: %w", page.Error))
+			return nil, s.unavailable(fmt.Errorf("jetstream: list streams: %w", page.Error))
 		}
 		for _, stream := range page.Streams {
 			if !strings.HasPrefix(stream, "KV_") && !strings.HasPrefix(stream, "OBJ_") {
@@ -98,13 +98,13 @@ func (b *Bus) streamNames(ctx context.Context) (names []string, err error) {
 
 // askPage asks JetStream for a page of a list, again and again until there is an answer: the server
 // that leads JetStream may be away.
-func (b *Bus) askPage(ctx context.Context, api string, offset int, into any) error {
+func (s *streams) askPage(ctx context.Context, api string, offset int, into any) error {
 	req, err := json.Marshal(map[string]int{"offset": offset})
 	if err != nil {
 		return err
 	}
 	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-		return b.link().request(ctx, b.api+api, req)
+		return s.link().request(ctx, s.api+api, req)
 	})
 	switch {
 	case err != nil:
@@ -134,10 +134,10 @@ const maxPageRestarts = 8
 // consumerPages walks through the consumers of a stream whose names are greater than after. offset
 // is that of an earlier page that had after, or 0. A consumer that exists all the time is visited
 // once.
-func (b *Bus) consumerPages(ctx context.Context, stream, after string, offset int) iter.Seq2[consumerPage, error] {
+func (s *streams) consumerPages(ctx context.Context, stream, after string, offset int) iter.Seq2[consumerPage, error] {
 	return func(yield func(consumerPage, error) bool) {
 		for restarts := 0; ; {
-			page, limit, err := b.consumerPage(ctx, stream, offset)
+			page, limit, err := s.consumerPage(ctx, stream, offset)
 			if err != nil {
 				yield(page, err)
 				return
@@ -167,7 +167,7 @@ func (b *Bus) consumerPages(ctx context.Context, stream, after string, offset in
 //
 // The lister of nats.go reports consumers without a leader with all figures at 0, and goes wrong in
 // its pages where some are missing.
-func (b *Bus) consumerPage(ctx context.Context, stream string, offset int) (page consumerPage, limit int, err error) {
+func (s *streams) consumerPage(ctx context.Context, stream string, offset int) (page consumerPage, limit int, err error) {
 	var got struct {
 		Error     *apiError              `json:"error"`
 		Total     int                    `json:"total"`
@@ -175,7 +175,7 @@ func (b *Bus) consumerPage(ctx context.Context, stream string, offset int) (page
 		Consumers []*natsjs.ConsumerInfo `json:"consumers"`
 		Missing   []string               `json:"missing"`
 	}
-	err = b.askPage(ctx, "CONSUMER.LIST."+stream, offset, &got)
+	err = s.askPage(ctx, "CONSUMER.LIST."+stream, offset, &got)
 	if err == nil && got.Error != nil {
 		if got.Error.ErrCode == natsjs.JSErrCodeStreamNotFound {
 			return page, 0, nil

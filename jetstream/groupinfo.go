@@ -198,7 +198,7 @@ func walkGroups[T any](ctx context.Context, b *Bus, r *groupReader, page *Groups
 		if stream != after.stream {
 			after = groupsNext{stream: stream}
 		}
-		for consumers, err := range b.consumerPages(ctx, stream, after.consumer, after.offset) {
+		for consumers, err := range b.streams.consumerPages(ctx, stream, after.consumer, after.offset) {
 			if err == nil && len(consumers.missing) > 0 {
 				err = fmt.Errorf("%w (%d groups of stream %s)", errNotCurrent, len(consumers.missing), stream)
 			}
@@ -250,7 +250,7 @@ func (b *Bus) streamsOf(ctx context.Context, r *groupReader, topic string) (stre
 		}
 		return []string{t.stream.name}, nil
 	}
-	return b.streamNames(ctx)
+	return b.streams.streamNames(ctx)
 }
 
 // find returns the group that a consumer is, or nil for a consumer that is no group, or one that

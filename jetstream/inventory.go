@@ -16,8 +16,8 @@ const metaPattern = "eventhub.pattern"
 
 // inventory is what streams the server had at one moment.
 type inventory struct {
-	bus     *Bus
-	streams map[string]*natsjs.StreamInfo
+	streams *streams
+	byName  map[string]*natsjs.StreamInfo
 }
 
 // topicStream is the stream of a topic, or of a family, as it is or should be.
@@ -28,8 +28,8 @@ type topicStream struct {
 }
 
 // takeInventory asks the server for all of its streams.
-func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
-	inv, err := b.listStreams(ctx)
+func (s *streams) takeInventory(ctx context.Context) (*inventory, error) {
+	inv, err := s.listStreams(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -37,17 +37,17 @@ func (b *Bus) takeInventory(ctx context.Context) (*inventory, error) {
 }
 
 // listStreams asks the server for the streams that have a leader.
-func (b *Bus) listStreams(ctx context.Context) (*inventory, error) {
-	inv := &inventory{bus: b, streams: make(map[string]*natsjs.StreamInfo)}
-	list := b.js.ListStreams(ctx)
+func (s *streams) listStreams(ctx context.Context) (*inventory, error) {
+	inv := &inventory{streams: s, byName: make(map[string]*natsjs.StreamInfo)}
+	list := s.js.ListStreams(ctx)
 	for info := range list.Info() {
 		inv.add(info)
 	}
-	if b.closing() {
+	if s.closing() {
 		return nil, ErrClosed
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return nil, fmt.Errorf("nats at %s: list streams: %w", b.where(), err)
+		return nil, fmt.Errorf("nats at %s: list streams: %w", s.where(), err)
 	}
 	return inv, nil
 }
@@ -56,17 +56,17 @@ func (b *Bus) listStreams(ctx context.Context) (*inventory, error) {
 // cluster leaves out those that have no leader at that moment.
 func (inv *inventory) complete(ctx context.Context) error {
 	var wanted []string
-	for i := range inv.bus.rules {
-		if r := &inv.bus.rules[i]; r.Family != "" || ValidTopic(r.Pattern) == nil {
+	for i := range inv.streams.rules {
+		if r := &inv.streams.rules[i]; r.Family != "" || ValidTopic(r.Pattern) == nil {
 			wanted = append(wanted, r.streamName(r.Pattern))
 		}
 	}
 	for range 2 { // the streams of topics, and then the buckets of those that are compacted
 		for _, name := range wanted {
-			if inv.streams[name] != nil {
+			if inv.byName[name] != nil {
 				continue
 			}
-			info, err := inv.bus.findStream(ctx, name)
+			info, err := inv.streams.findStream(ctx, name)
 			if err == nil {
 				inv.add(info)
 			} else if !errors.Is(err, ErrNotFound) {
@@ -74,7 +74,7 @@ func (inv *inventory) complete(ctx context.Context) error {
 			}
 		}
 		wanted = nil
-		for _, info := range inv.streams {
+		for _, info := range inv.byName {
 			if s := inv.recognise(info); s.rule != nil && s.rule.Compaction {
 				wanted = append(wanted, newBucket(s.topic).stream)
 			}
@@ -83,12 +83,12 @@ func (inv *inventory) complete(ctx context.Context) error {
 	return nil
 }
 
-func (inv *inventory) add(info *natsjs.StreamInfo) { inv.streams[info.Config.Name] = info }
+func (inv *inventory) add(info *natsjs.StreamInfo) { inv.byName[info.Config.Name] = info }
 
 // names are those of all streams in order.
 func (inv *inventory) names() []string {
-	names := make([]string, 0, len(inv.streams))
-	for name := range inv.streams {
+	names := make([]string, 0, len(inv.byName))
+	for name := range inv.byName {
 		names = append(names, name)
 	}
 	slices.Sort(names)
@@ -97,8 +97,8 @@ func (inv *inventory) names() []string {
 
 // recognise says whose stream it is. One that is not the bus's has no rule.
 func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
-	for i := range inv.bus.rules {
-		if r := &inv.bus.rules[i]; r.Family != "" && r.Family == info.Config.Name {
+	for i := range inv.streams.rules {
+		if r := &inv.streams.rules[i]; r.Family != "" && r.Family == info.Config.Name {
 			ours := func(subject string) bool {
 				return slices.ContainsFunc(r.subjects(""), func(own string) bool { return overlap(own, subject) })
 			}
@@ -110,7 +110,7 @@ func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
 	for _, s := range info.Config.Subjects {
 		topic := subjectTopic(s)
 		if topic != "" && ValidTopic(topic) == nil && objectName(topic) == info.Config.Name {
-			return topicStream{topic: topic, rule: inv.bus.rule(topic), info: info}
+			return topicStream{topic: topic, rule: inv.streams.rule(topic), info: info}
 		}
 	}
 	return topicStream{}
@@ -124,21 +124,21 @@ func (inv *inventory) wanted(builtin bool) []topicStream {
 	type pair struct{ topic, stream string }
 	met := make(map[pair]bool)
 	for _, name := range inv.names() {
-		s := inv.recognise(inv.streams[name])
+		s := inv.recognise(inv.byName[name])
 		if s.rule == nil || s.topic != "" && s.rule.Family != "" {
 			continue // the second is in the way of its family, which is said there
 		}
 		met[pair{s.topic, name}] = true
 		all = append(all, s)
 	}
-	for i := range inv.bus.rules {
-		r := &inv.bus.rules[i]
+	for i := range inv.streams.rules {
+		r := &inv.streams.rules[i]
 		s := topicStream{rule: r}
 		if r.Family == "" {
 			s.topic = r.Pattern
 		}
-		first := slices.IndexFunc(inv.bus.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
-		if i == first && (builtin || inv.bus.configured(r)) && !wild(s.topic) && !met[pair{s.topic, r.streamName(s.topic)}] {
+		first := slices.IndexFunc(inv.streams.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
+		if i == first && (builtin || inv.streams.configured(r)) && !wild(s.topic) && !met[pair{s.topic, r.streamName(s.topic)}] {
 			all = append(all, s)
 		}
 	}
@@ -149,7 +149,7 @@ func (inv *inventory) wanted(builtin bool) []topicStream {
 // others.
 func (inv *inventory) leftOver() (changes []TopicChange) {
 	for _, name := range inv.names() {
-		if c := inv.forsaken(inv.streams[name]); c != nil {
+		if c := inv.forsaken(inv.byName[name]); c != nil {
 			changes = append(changes, *c)
 		}
 	}
@@ -174,7 +174,7 @@ func (inv *inventory) overlap(name string, subjects []string) error {
 		if other == name {
 			continue
 		}
-		for _, theirs := range inv.streams[other].Config.Subjects {
+		for _, theirs := range inv.byName[other].Config.Subjects {
 			for _, own := range subjects {
 				if overlap(own, theirs) {
 					return fmt.Errorf("stream %s already stores %s, and streams must not share subjects; delete that stream, or change the rule", other, theirs)
@@ -188,13 +188,13 @@ func (inv *inventory) overlap(name string, subjects []string) error {
 // bucket is the stream of the bucket that a topic has or would have; nil when it has none.
 func (inv *inventory) bucket(topic string) (name string, info *natsjs.StreamInfo) {
 	name = newBucket(topic).stream
-	return name, inv.streams[name]
+	return name, inv.byName[name]
 }
 
 // configured reports whether the rule is one of Config.Topics. A built-in one with the same pattern
 // is never used.
-func (b *Bus) configured(r *TopicRule) bool {
-	return slices.ContainsFunc(b.cfg.Topics, func(own TopicRule) bool { return own.Pattern == r.Pattern })
+func (s *streams) configured(r *TopicRule) bool {
+	return slices.ContainsFunc(s.cfg.Topics, func(own TopicRule) bool { return own.Pattern == r.Pattern })
 }
 
 // overlap reports whether there are subjects that both patterns take.
@@ -240,13 +240,13 @@ type TopicStatus struct {
 // Topics lists the streams of all topics and families, in order of their names.
 func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 	b := a.bus
-	inv, err := b.takeInventory(ctx)
+	inv, err := b.streams.takeInventory(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []TopicStatus
 	for _, name := range inv.names() {
-		info := inv.streams[name]
+		info := inv.byName[name]
 		status := TopicStatus{
 			Stream: name, Messages: info.State.Msgs, Bytes: info.State.Bytes, Stored: info.State.LastSeq, Age: info.Config.MaxAge,
 			MaxBytes: max(info.Config.MaxBytes, 0), MaxMsgs: max(info.Config.MaxMsgs, 0), OnFull: OnFullDrop,

@@ -35,7 +35,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/quota"
@@ -55,6 +54,8 @@ type Bus struct {
 	*core
 	streams *streams
 	reads   *reads
+	access  *access
+	backups *backups
 
 	firstLetters firstLetters
 	lagEvents    lagEvents
@@ -64,7 +65,6 @@ type Bus struct {
 	computing    computing
 	orderings    sync.WaitGroup // ordered groups of this hub
 	orderingsEnd atomic.Bool    // it gives up those that it owns
-	native       *nativeMaps
 	schedules    *schedules
 	dead         *deadLetters
 	// places of redrives, bytes put back by client, and who puts back now
@@ -74,7 +74,6 @@ type Bus struct {
 	forwards      *quota.Places
 	putBackShares *quota.Set
 	puttingBack   chan struct{}
-	backups       backups
 
 	newKeys   *quota.Set // keys of compacted topics, by the client that made them
 	keyShares *quota.Set // the same over keyShareTime
@@ -120,20 +119,20 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 
 // newBus checks the configuration, and makes a Bus that is not connected.
 func newBus(ctx context.Context, cfg Config) (*Bus, error) {
-	if err := cfg.validate(); err != nil {
-		if cfg.Server != nil {
-			err = errors.Join(err, cfg.Server.Close())
-		}
+	c, err := openCore(ctx, cfg)
+	if err != nil {
 		return nil, err
 	}
 	b := &Bus{
-		core:   newCore(ctx, cfg),
+		core:   c,
 		subs:   make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
 		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
 	}
 	b.streams = newStreams(b.core)
 	b.reads = newReads(b.core, b.streams)
+	b.access = newAccess(b.core, b.streams)
+	b.backups = newBackups(b.core, b.streams)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
 	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
@@ -143,9 +142,8 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
 	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
 	b.puttingBack = make(chan struct{}, 1)
-	b.native = newNativeMaps(b)
 	b.linkHooks = linkHooks{
-		cut: b.linkCut, lost: b.linkLost, returning: b.linkReturning, back: b.linkBack, heard: b.linkHeard, changed: b.native.streamChanged,
+		cut: b.linkCut, lost: b.linkLost, returning: b.linkReturning, back: b.linkBack, heard: b.linkHeard, changed: b.access.native.streamChanged,
 	}
 	b.schedules = newSchedules(b)
 	b.streams.streamHooks = streamHooks{equip: b.equip, keys: b.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.finishDeletion}
@@ -166,7 +164,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.checkServer(ctx); err != nil {
 		return err
 	}
-	if err := b.checkRestored(ctx); err != nil {
+	if err := b.backups.checkRestored(ctx); err != nil {
 		return err
 	}
 	if b.generations, err = openGenerations(ctx, b); err != nil {
@@ -396,7 +394,7 @@ func (b *Bus) linkHeard(l *link) {
 // cutNative notes that advisories were lost, if they come over this link.
 func (b *Bus) cutNative(l *link) {
 	if l.index == 0 {
-		b.native.cut()
+		b.access.native.cut()
 	}
 }
 
@@ -455,16 +453,7 @@ func (b *Bus) Close() error {
 		if b.dead != nil {
 			b.dead.stop(ctx) // they are published, so this comes before publishing ends
 		}
-		b.endLife()
-		for _, l := range b.links {
-			l.drain(ctx)
-			l.nc.Close()
-			l.lost(nats.ErrConnectionClosed)
-		}
-		if b.cfg.Server != nil {
-			_ = b.cfg.Server.Close() // it says in its log what it could not do
-		}
-		b.often.End()
+		b.core.close(ctx)
 	})
 	return nil
 }

@@ -157,11 +157,11 @@ func (b *Bus) keepTopics() {
 
 // findKept meets the topics that reject and that this hub does not know yet.
 func (b *Bus) findKept(ctx context.Context) (failed error) {
-	inv, err := b.takeInventory(ctx)
+	inv, err := b.streams.takeInventory(ctx)
 	if err != nil {
 		return err
 	}
-	for _, info := range inv.streams {
+	for _, info := range inv.byName {
 		s := inv.recognise(info)
 		if s.rule == nil || s.topic == "" || s.rule.OnFull != OnFullReject || b.streams.known(s.topic) != nil {
 			continue

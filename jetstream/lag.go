@@ -63,7 +63,7 @@ type listedGroups struct {
 
 // list reads the consumers of a stream.
 func (l *listedGroups) list(ctx context.Context, b *Bus, stream string) error {
-	for page, err := range b.consumerPages(ctx, stream, "", 0) { //nolint:contextcheck // what stuck groups are asked outlives the list
+	for page, err := range b.streams.consumerPages(ctx, stream, "", 0) { //nolint:contextcheck // what stuck groups are asked outlives the list
 		if err != nil {
 			return err
 		}
@@ -127,7 +127,7 @@ func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 	if limit < 1 || limit > MaxLags {
 		return AllLags{}, badOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)
 	}
-	streams, err := b.streamNames(ctx)
+	streams, err := b.streams.streamNames(ctx)
 	if err != nil {
 		return AllLags{}, err
 	}

@@ -13,7 +13,7 @@ import (
 // hub and no client may use s meanwhile. The streams of s stay as they are. A move that fails
 // removes what it has made, and says if something is left.
 func (s *Store) MoveTo(ctx context.Context, to *Store, opts RestoreOptions) error {
-	sources, err := s.bus.sources(ctx, opts.Replicas)
+	sources, err := s.backups.sources(ctx, opts.Replicas)
 	if err != nil {
 		return err
 	}
@@ -25,12 +25,12 @@ func (s *Store) MoveTo(ctx context.Context, to *Store, opts RestoreOptions) erro
 	}
 	return to.restore(ctx, opts, names, func(put func(*backedUp, func(io.Writer) error) error) error {
 		for _, from := range sources {
-			consumers, err := s.bus.readConsumers(ctx, from)
+			consumers, err := s.backups.readConsumers(ctx, from)
 			if err != nil {
 				return err
 			}
 			// the server wants the configuration first
-			snapshot, err := s.bus.takeSnapshot(ctx, from.name, false)
+			snapshot, err := s.backups.takeSnapshot(ctx, from.name, false)
 			if err != nil {
 				return err
 			}
@@ -44,7 +44,7 @@ func (s *Store) MoveTo(ctx context.Context, to *Store, opts RestoreOptions) erro
 			}}
 			at.Consumers = lasting(consumers)
 			err = put(at, func(w io.Writer) error {
-				written, err := s.bus.copyStream(ctx, from, consumers, time.Time{}, w, func(messages, _ int) {
+				written, err := s.backups.copyStream(ctx, from, consumers, time.Time{}, w, func(messages, _ int) {
 					done += uint64(messages) //nolint:gosec // 1
 					if done%1000 == 0 {
 						opts.progress(done, all)
@@ -64,11 +64,11 @@ func (s *Store) MoveTo(ctx context.Context, to *Store, opts RestoreOptions) erro
 
 // Streams returns how many streams of topics a Store has, and how many messages they hold.
 func (s *Store) Streams(ctx context.Context) (streams int, messages uint64, err error) {
-	inv, err := s.bus.listStreams(ctx)
+	inv, err := s.backups.streams.listStreams(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
-	for name, info := range inv.streams {
+	for name, info := range inv.byName {
 		if !strings.HasPrefix(name, "KV_") {
 			streams++
 			messages += info.State.Msgs

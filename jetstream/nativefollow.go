@@ -51,7 +51,7 @@ var nativeAdvisories = []string{
 //
 // One reading runs at a time. Callers that come meanwhile share the next one.
 type nativeMaps struct {
-	bus *Bus
+	access *access
 
 	begun   atomic.Bool // somebody has asked
 	mu      sync.Mutex
@@ -88,14 +88,14 @@ type nativeReading struct {
 	err   error
 }
 
-func newNativeMaps(b *Bus) *nativeMaps {
-	return &nativeMaps{bus: b, changed: make(map[string]struct{}), heard: make(chan struct{}, 1)}
+func newNativeMaps(a *access) *nativeMaps {
+	return &nativeMaps{access: a, changed: make(map[string]struct{}), heard: make(chan struct{}, 1)}
 }
 
 // get returns a map that has all changes that this hub has made before the call, and those of which
 // it has got advisories.
 func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
-	if n.bus.closing() {
+	if n.access.closing() {
 		return nil, ErrClosed
 	}
 	n.begun.Store(true)
@@ -108,7 +108,7 @@ func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
 		n.next = &nativeReading{done: make(chan struct{})}
 	}
 	reading := n.next
-	n.running = n.running || n.bus.start(n.run)
+	n.running = n.running || n.access.start(n.run)
 	running := n.running
 	n.mu.Unlock()
 	if !running {
@@ -186,7 +186,7 @@ func (n *nativeMaps) run() {
 		if reading == nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(n.bus.ctx, nativeReadWait)
+		ctx, cancel := context.WithTimeout(n.access.ctx, nativeReadWait)
 		reading.found, reading.err = n.read(ctx)
 		cancel()
 		close(reading.done)
@@ -207,7 +207,7 @@ func (n *nativeMaps) read(ctx context.Context) (*nativeMap, error) {
 	if !all {
 		err := n.readSome(ctx, changed)
 		if all = err != nil; all && ctx.Err() == nil {
-			n.bus.often.Log(ctx, slog.LevelInfo, "cannot read single streams for native clients; reading all", "", slog.Any("error", err))
+			n.access.often.Log(ctx, slog.LevelInfo, "cannot read single streams for native clients; reading all", "", slog.Any("error", err))
 		}
 	}
 	if all {
@@ -266,7 +266,7 @@ func (n *nativeMaps) listen(ctx context.Context) {
 		err = n.callForEcho(within, name)
 	}
 	if err != nil && ctx.Err() == nil {
-		n.bus.often.Log(ctx, slog.LevelWarn, "NATS sends no advisories of streams and consumers: the hub lists all of them for each native client that connects; may its NATS user subscribe to $JS.EVENT.ADVISORY.>?",
+		n.access.often.Log(ctx, slog.LevelWarn, "NATS sends no advisories of streams and consumers: the hub lists all of them for each native client that connects; may its NATS user subscribe to $JS.EVENT.ADVISORY.>?",
 			"", slog.Any("error", err))
 	}
 }
@@ -288,7 +288,7 @@ func (n *nativeMaps) expectEcho() string {
 }
 
 func (n *nativeMaps) subscribe(ctx context.Context) error {
-	nc := n.bus.links[0].nc
+	nc := n.access.links[0].nc
 	for _, subject := range nativeAdvisories[len(n.subs):] {
 		sub, err := nc.Subscribe(subject, n.advised)
 		if err != nil {
@@ -304,7 +304,7 @@ func (n *nativeMaps) subscribe(ctx context.Context) error {
 // callForEcho makes a consumer, and waits for its advisory.
 func (n *nativeMaps) callForEcho(ctx context.Context, name string) error {
 	stream := "KV_" + attemptsBucket
-	_, err := n.bus.js.CreateConsumer(ctx, stream, natsjs.ConsumerConfig{
+	_, err := n.access.js.CreateConsumer(ctx, stream, natsjs.ConsumerConfig{
 		Name: name, AckPolicy: natsjs.AckNonePolicy, DeliverPolicy: natsjs.DeliverNewPolicy, MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1,
 	})
 	if err != nil {
@@ -313,7 +313,7 @@ func (n *nativeMaps) callForEcho(ctx context.Context, name string) error {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nativeEcho)
 		defer cancel()
-		_ = n.bus.js.DeleteConsumer(ctx, stream, name) // else the server drops it
+		_ = n.access.js.DeleteConsumer(ctx, stream, name) // else the server drops it
 	}()
 	select {
 	case <-n.heard:
@@ -329,7 +329,7 @@ func (n *nativeMaps) readSome(ctx context.Context, names []string) error {
 	defer cancel()
 	read := make([]*nativeStream, len(names))
 	err := concurrently(len(names), func(i int) error {
-		info, err := n.bus.findStream(ctx, names[i])
+		info, err := n.access.findStream(ctx, names[i])
 		if errors.Is(err, ErrNotFound) {
 			return nil
 		}
@@ -352,14 +352,14 @@ func (n *nativeMaps) readSome(ctx context.Context, names []string) error {
 // readAll reads all streams. complete is false if some have no leader; of those, what was known
 // stays.
 func (n *nativeMaps) readAll(ctx context.Context) (complete bool, err error) {
-	inv, err := n.bus.takeInventory(ctx)
+	inv, err := n.access.streams.takeInventory(ctx)
 	if err != nil {
 		return false, err
 	}
 	names := inv.names()
 	read := make([]*nativeStream, len(names))
 	err = concurrently(len(names), func(i int) (err error) {
-		read[i], err = n.readStream(ctx, inv.streams[names[i]])
+		read[i], err = n.readStream(ctx, inv.byName[names[i]])
 		return err
 	})
 	if err != nil {
@@ -370,7 +370,7 @@ func (n *nativeMaps) readAll(ctx context.Context) (complete bool, err error) {
 		known[name] = read[i]
 	}
 	complete = true
-	list := n.bus.js.StreamNames(ctx)
+	list := n.access.js.StreamNames(ctx)
 	for name := range list.Name() {
 		if known[name] != nil {
 			continue
@@ -389,7 +389,7 @@ func (n *nativeMaps) readAll(ctx context.Context) (complete bool, err error) {
 
 // readStream returns what native clients find in a stream.
 func (n *nativeMaps) readStream(ctx context.Context, info *natsjs.StreamInfo) (*nativeStream, error) {
-	found := (&inventory{bus: n.bus}).recognise(info)
+	found := (&inventory{streams: n.access.streams}).recognise(info)
 	if found.rule == nil {
 		return &nativeStream{}, nil
 	}
@@ -398,7 +398,7 @@ func (n *nativeMaps) readStream(ctx context.Context, info *natsjs.StreamInfo) (*
 	for _, subject := range info.Config.Subjects {
 		t.alone = t.alone && slices.Contains(own, subject)
 	}
-	groups, complete, err := n.bus.groupsNatively(ctx, t)
+	groups, complete, err := n.access.groupsNatively(ctx, t)
 	if err != nil {
 		return nil, err
 	}

@@ -71,9 +71,9 @@ func newNativeMap(topics []nativeTopic, groups []nativeGroup, streams map[string
 // of other topics than the one that it names is no group.
 //
 // complete is false if nothing is known of some consumers, as their leaders did not answer.
-func (b *Bus) groupsNatively(ctx context.Context, t *nativeTopic) (groups []nativeGroup, complete bool, err error) {
+func (a *access) groupsNatively(ctx context.Context, t *nativeTopic) (groups []nativeGroup, complete bool, err error) {
 	complete = true
-	for page, err := range b.consumerPages(ctx, t.stream, "", 0) {
+	for page, err := range a.streams.consumerPages(ctx, t.stream, "", 0) {
 		if err != nil {
 			return nil, false, err
 		}
@@ -126,8 +126,8 @@ func (t *nativeTopic) gives(topic string, cfg *natsjs.ConsumerConfig) bool {
 
 // planNatively returns a topic that no stream of its own stores, as a hub would make it. free is
 // false if its stream would have the name of another stream, which exists or which a rule wants.
-func (b *Bus) planNatively(topic string, known *nativeMap) (t nativeTopic, free bool) {
-	r := b.rule(topic)
+func (a *access) planNatively(topic string, known *nativeMap) (t nativeTopic, free bool) {
+	r := a.rule(topic)
 	t = nativeTopic{name: topic, stream: r.streamName(topic), alone: r.Family == ""}
 	_, exists := known.streams[t.stream]
 	if !t.alone {
@@ -140,7 +140,7 @@ func (b *Bus) planNatively(topic string, known *nativeMap) (t nativeTopic, free 
 			t.bucket = ""
 		}
 	}
-	return t, !exists && b.familyOf(t.stream) == nil
+	return t, !exists && a.familyOf(t.stream) == nil
 }
 
 // consumerNatively is the name of the consumer that a group has until it is moved.

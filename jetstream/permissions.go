@@ -62,16 +62,16 @@ var depths = []int{maxSegments, 32, 16, 8}
 // may make consumers on the buckets that it may read, which lets it have the server send what it
 // reads to any subject: leave that out unless the client shares an account with the hub anyway.
 func (n NATS) Permissions(ctx context.Context, rights *NativeRights, inbox string, watch bool) (*NativePermissions, error) {
-	known, err := n.bus.native.get(ctx)
+	known, err := n.bus.access.native.get(ctx)
 	if err != nil {
 		return nil, n.bus.unavailable(err)
 	}
-	return n.bus.permissions(known, rights, inbox, watch), nil
+	return n.bus.access.permissions(known, rights, inbox, watch), nil
 }
 
 // permissions is NATS.Permissions with a map that was read.
-func (b *Bus) permissions(known *nativeMap, rights *NativeRights, inbox string, watch bool) *NativePermissions {
-	w := &permissionWriter{bus: b, rights: rights, known: known, watch: watch}
+func (a *access) permissions(known *nativeMap, rights *NativeRights, inbox string, watch bool) *NativePermissions {
+	w := &permissionWriter{access: a, rights: rights, known: known, watch: watch}
 	p, fits := w.write(inbox, maxSegments)
 	for _, depth := range depths[1:] {
 		if fits || !w.deep {
@@ -80,7 +80,7 @@ func (b *Bus) permissions(known *nativeMap, rights *NativeRights, inbox string, 
 		p, fits = w.write(inbox, depth)
 	}
 	if !fits {
-		b.obs.LimitReached("native_permissions")
+		a.obs.LimitReached("native_permissions")
 		p.Narrowed = append(p.Narrowed, fmt.Sprintf("more than %d bytes of subjects: the last ones are left out; name fewer topics, or use patterns", maxPermissionBytes))
 	}
 	return p
@@ -88,7 +88,7 @@ func (b *Bus) permissions(known *nativeMap, rights *NativeRights, inbox string, 
 
 // permissionWriter writes permissions down.
 type permissionWriter struct {
-	bus    *Bus
+	access *access
 	rights *NativeRights
 	known  *nativeMap
 	watch  bool
@@ -141,7 +141,7 @@ func (w *permissionWriter) write(inbox string, depth int) (p *NativePermissions,
 			continue
 		}
 		planned[name] = struct{}{}
-		if t, free := w.bus.planNatively(name, w.known); free {
+		if t, free := w.access.planNatively(name, w.known); free {
 			topics = append(topics, t)
 		} else {
 			w.narrowed("topic %s: the stream %s, which would store it, stores something else", name, t.stream)
@@ -219,9 +219,9 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 			w.pull(g.stream, g.consumer)
 			_, alone := w.known.alone[g.stream]
 			at := &topicInfo{name: g.topic, stream: &stream{name: g.stream, family: !alone}}
-			w.allow(w.bus.api + "DIRECT.GET.KV_" + groupsBucket + ".$KV." + groupsBucket + "." + groupKey(at, g.group))
+			w.allow(w.access.api + "DIRECT.GET.KV_" + groupsBucket + ".$KV." + groupsBucket + "." + groupKey(at, g.group))
 		} else if join || w.rights.Inspect(g.topic, g.group) {
-			w.allow(w.bus.api + "CONSUMER.INFO." + g.stream + "." + g.consumer)
+			w.allow(w.access.api + "CONSUMER.INFO." + g.stream + "." + g.consumer)
 		}
 	}
 }
@@ -238,8 +238,8 @@ func (w *permissionWriter) ordered(topic, group string) bool {
 func (w *permissionWriter) pull(stream, consumer string) {
 	at := stream + "." + consumer
 	w.allow(
-		w.bus.api+"CONSUMER.INFO."+at,
-		w.bus.api+"CONSUMER.MSG.NEXT."+at,
+		w.access.api+"CONSUMER.INFO."+at,
+		w.access.api+"CONSUMER.MSG.NEXT."+at,
 		"$JS.ACK."+at+".*.*.*.*.*",
 		"$JS.ACK.*.*."+at+".*.*.*.*.>",
 	)
@@ -247,7 +247,7 @@ func (w *permissionWriter) pull(stream, consumer string) {
 
 // reads allows to read stored events.
 func (w *permissionWriter) reads(topics []nativeTopic, depth int) {
-	direct := w.bus.api + "DIRECT.GET."
+	direct := w.access.api + "DIRECT.GET."
 	for i := range topics {
 		t := &topics[i]
 		switch {
@@ -258,7 +258,7 @@ func (w *permissionWriter) reads(topics []nativeTopic, depth int) {
 				w.readAll(t.bucket)
 				if w.watch {
 					name := t.bucket[len("KV_"):]
-					w.allow(w.bus.api+"CONSUMER.CREATE."+t.bucket+".*.$KV."+name+".>", "$JS.FC."+t.bucket+".>", "$JS.FC.*.*."+t.bucket+".>")
+					w.allow(w.access.api+"CONSUMER.CREATE."+t.bucket+".*.$KV."+name+".>", "$JS.FC."+t.bucket+".>", "$JS.FC.*.*."+t.bucket+".>")
 				}
 			}
 		case t.name != "":
@@ -273,17 +273,17 @@ func (w *permissionWriter) reads(topics []nativeTopic, depth int) {
 // readAll allows to read everything in a stream.
 func (w *permissionWriter) readAll(stream string) {
 	w.allow(
-		w.bus.api+"STREAM.INFO."+stream,
-		w.bus.api+"STREAM.MSG.GET."+stream,
-		w.bus.api+"DIRECT.GET."+stream,
-		w.bus.api+"DIRECT.GET."+stream+".>",
+		w.access.api+"STREAM.INFO."+stream,
+		w.access.api+"STREAM.MSG.GET."+stream,
+		w.access.api+"DIRECT.GET."+stream,
+		w.access.api+"DIRECT.GET."+stream+".>",
 	)
 }
 
 // readFamily allows to read the newest events of subjects in the stream of a family.
 func (w *permissionWriter) readFamily(stream string, depth int) {
 	for _, r := range w.rights.ReadReach {
-		family := w.bus.familyOf(stream)
+		family := w.access.familyOf(stream)
 		if family == nil || !r.Whole {
 			if !r.Whole {
 				w.narrowed("rule %d: read %s: a rule before it denies some of these topics; of topics in the stream %s, the client can read those that the policy names", r.Rule, r.Pattern, stream)
@@ -302,7 +302,7 @@ func (w *permissionWriter) readFamily(stream string, depth int) {
 				w.narrowed("rule %d: read %s: of topics in the stream %s, the client can read those that have a group when it connects, and those that the policy names", r.Rule, r.Pattern, stream)
 				continue
 			}
-			w.allow(w.bus.api + "DIRECT.GET." + stream + "." + s)
+			w.allow(w.access.api + "DIRECT.GET." + stream + "." + s)
 			if !said {
 				w.narrowed("rule %d: read %s: the stream %s has other topics too, so only the newest event of a subject can be read natively", r.Rule, r.Pattern, stream)
 				said = true
@@ -312,9 +312,9 @@ func (w *permissionWriter) readFamily(stream string, depth int) {
 }
 
 // familyOf returns the rule of a family stream, or nil.
-func (b *Bus) familyOf(stream string) *TopicRule {
-	for i := range b.rules {
-		if r := &b.rules[i]; r.Family == stream {
+func (a *access) familyOf(stream string) *TopicRule {
+	for i := range a.rules {
+		if r := &a.rules[i]; r.Family == stream {
 			return r
 		}
 	}

@@ -80,7 +80,7 @@ const (
 // compacted topics, and nothing else.
 func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 	b := a.bus
-	inv, err := b.takeInventory(ctx)
+	inv, err := b.streams.takeInventory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 // ApplyTopics at once.
 func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, error) {
 	b := a.bus
-	inv, err := b.takeInventory(ctx)
+	inv, err := b.streams.takeInventory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -122,13 +122,13 @@ func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, e
 // the topics through a bus. It returns an error for each that could not be created.
 func (a Admin) CreateBuiltinTopics(ctx context.Context) error {
 	b := a.bus
-	inv, err := b.takeInventory(ctx)
+	inv, err := b.streams.takeInventory(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, s := range inv.wanted(true) {
-		if s.info != nil || b.configured(s.rule) {
+		if s.info != nil || b.streams.configured(s.rule) {
 			continue
 		}
 		for _, c := range b.apply(ctx, inv, s, inv.plan(s), false) {
@@ -231,7 +231,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 	var changes []TopicChange
 	if s.info == nil {
 		c := TopicChange{Topic: s.topic, Stream: name, Rule: s.rule.Pattern, Field: fieldStream, Have: "missing", Want: "made", Kind: ChangeCreate}
-		if _, exists := inv.streams[name]; exists {
+		if _, exists := inv.byName[name]; exists {
 			c.Kind, c.Have = ChangeImpossible, "not the event bus's"
 			c.Err = fmt.Errorf("stream %s exists, but does not store the subjects of the topic; delete the stream, or choose another topic", name)
 		} else if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
@@ -239,8 +239,8 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 		}
 		return append(changes, c)
 	}
-	if inv.bus.configured(s.rule) {
-		changes = s.rule.compare(s.topic, &s.info.Config, &inv.bus.cfg)
+	if inv.streams.configured(s.rule) {
+		changes = s.rule.compare(s.topic, &s.info.Config, &inv.streams.cfg)
 		for i := range changes {
 			if c := &changes[i]; c.Field == fieldSubjects && c.Kind == ChangeSafe {
 				if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
@@ -258,7 +258,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 	case s.rule.Compaction && filled == nil:
 		c.Have, c.Want, c.Kind = "false", "true", ChangeCreate
 		changes = append(changes, c)
-	case s.rule.Compaction && n != 0 && filled.Config.Replicas != n && inv.bus.configured(s.rule):
+	case s.rule.Compaction && n != 0 && filled.Config.Replicas != n && inv.streams.configured(s.rule):
 		c.Field, c.Have, c.Want, c.Kind = fieldBucketReplicas, countText(int64(filled.Config.Replicas)), countText(int64(n)), ChangeSafe
 		c.set = func(cfg *natsjs.StreamConfig) { cfg.Replicas = n }
 		changes = append(changes, c)

@@ -203,11 +203,11 @@ func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, DuplicateWindow: time.Minute}}})
 	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 30 * time.Minute, AllowDirect: true, Duplicates: time.Second})
-	inv, err := b.takeInventory(t.Context())
+	inv, err := b.streams.takeInventory(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := inv.streams["t"].Config
+	cfg := inv.byName["t"].Config
 	cfg.MaxAge = 48 * time.Hour
 	if _, err := b.js.UpdateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)

@@ -25,13 +25,13 @@ func (n NATS) PlanReplicas(ctx context.Context, want int) ([]ReplicaChange, erro
 	if want < 1 || want > 5 {
 		return nil, badOptions("replicas %d: 1 to 5 are allowed", want)
 	}
-	inv, err := b.takeInventory(ctx)
+	inv, err := b.streams.takeInventory(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []ReplicaChange
 	for _, name := range inv.names() {
-		info := inv.streams[name]
+		info := inv.byName[name]
 		if info.Config.Replicas == want || !ofHub(name, info) && !b.ofProgram(info) {
 			continue
 		}

@@ -226,8 +226,8 @@ func (s *Store) restore(ctx context.Context, opts RestoreOptions, names []string
 			return fmt.Errorf("restore stream %s: %w", restored[i].Name, err)
 		}
 	}
-	if s.bus.cfg.Server == nil { // an embedded server does so when it starts
-		if err := endOldLeases(ctx, s.bus.js); err != nil {
+	if s.backups.cfg.Server == nil { // an embedded server does so when it starts
+		if err := endOldLeases(ctx, s.backups.js); err != nil {
 			return fmt.Errorf("give back the events that members held: %w", err)
 		}
 	}
@@ -255,7 +255,7 @@ func (s *Store) put(ctx context.Context, at *backedUp, replicas int, write func(
 		defer close(wrote)
 		w.CloseWithError(write(w)) // nil is the end
 	}()
-	begun, err = s.bus.putSnapshot(ctx, at.Name, config, at.State, r)
+	begun, err = s.backups.putSnapshot(ctx, at.Name, config, at.State, r)
 	_ = r.Close() // returns nil
 	<-wrote
 	return begun, err
@@ -270,14 +270,14 @@ func (s *Store) compare(ctx context.Context, at *backedUp) error {
 		if fault == nil {
 			return nil
 		}
-		if err := s.bus.pause(ctx, positionPause); err != nil {
+		if err := s.backups.pause(ctx, positionPause); err != nil {
 			return fmt.Errorf("it is not what was backed up: %w", fault)
 		}
 	}
 }
 
 func (s *Store) differs(ctx context.Context, at *backedUp) error {
-	handle, err := s.bus.js.Stream(ctx, at.Name)
+	handle, err := s.backups.js.Stream(ctx, at.Name)
 	if err != nil {
 		return err
 	}

@@ -141,13 +141,13 @@ type StreamStorage struct {
 // Streams lists what the streams of topics and families store, in order of their names. Streams
 // without a leader are left out.
 func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
-	inv, err := n.bus.listStreams(ctx)
+	inv, err := n.bus.streams.listStreams(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []StreamStorage
 	for _, name := range inv.names() {
-		info := inv.streams[name]
+		info := inv.byName[name]
 		s := inv.recognise(info)
 		if s.rule == nil {
 			continue
@@ -164,7 +164,7 @@ func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
 // Gone returns those of topics that do not exist. A topic of a family exists as long as the stream
 // of the family, and a topic of dead letters no longer than its topic.
 func (n NATS) Gone(ctx context.Context, topics []string) ([]string, error) {
-	streams, err := n.bus.streamNames(ctx)
+	streams, err := n.bus.streams.streamNames(ctx)
 	if err != nil {
 		return nil, err
 	}

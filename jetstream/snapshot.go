@@ -61,8 +61,8 @@ type snapshot struct {
 
 // takeSnapshot has the server send a stream, with its consumers or without. The caller closes the
 // snapshot.
-func (b *Bus) takeSnapshot(ctx context.Context, stream string, consumers bool) (*snapshot, error) {
-	nc := b.links[0].nc
+func (k *backups) takeSnapshot(ctx context.Context, stream string, consumers bool) (*snapshot, error) {
+	nc := k.links[0].nc
 	inbox := nats.NewInbox()
 	in := make(chan *nats.Msg, snapshotAhead+2*snapshotWindow)
 	sub, err := nc.ChanSubscribe(inbox, in)
@@ -81,7 +81,7 @@ func (b *Bus) takeSnapshot(ctx context.Context, stream string, consumers bool) (
 		Error  *natsjs.APIError           `json:"error"`
 		Config map[string]json.RawMessage `json:"config"`
 	}
-	if err := b.askServer(ctx, "STREAM.SNAPSHOT."+stream, ask, &answer); err != nil {
+	if err := k.askServer(ctx, "STREAM.SNAPSHOT."+stream, ask, &answer); err != nil {
 		stop()
 		return nil, err
 	}
@@ -101,10 +101,10 @@ func (b *Bus) takeSnapshot(ctx context.Context, stream string, consumers bool) (
 }
 
 // askServer sends a request to the API of JetStream once.
-func (b *Bus) askServer(ctx context.Context, subject string, body []byte, into any) error {
+func (k *backups) askServer(ctx context.Context, subject string, body []byte, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, openWait)
 	defer cancel()
-	reply, err := b.links[0].nc.RequestWithContext(ctx, b.api+subject, body)
+	reply, err := k.links[0].nc.RequestWithContext(ctx, k.api+subject, body)
 	if err != nil {
 		return err
 	}
@@ -201,8 +201,8 @@ type restoreState struct {
 
 // putSnapshot makes a stream of what r has, which is in the server's format. begun says that the
 // server has begun, so that there may be a stream after an error.
-func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMessage, state restoreState, r io.Reader) (begun bool, err error) {
-	nc := b.links[0].nc
+func (k *backups) putSnapshot(ctx context.Context, stream string, config json.RawMessage, state restoreState, r io.Reader) (begun bool, err error) {
+	nc := k.links[0].nc
 	ask, err := json.Marshal(map[string]any{"config": config, "state": state})
 	if err != nil {
 		return false, err
@@ -212,10 +212,10 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 		Deliver string           `json:"deliver_subject"`
 	}
 	begin := func() (restoreAnswer, error) {
-		return whenUp(ctx, b.core, func() (a restoreAnswer, err error) {
-			ctx, cancel := context.WithTimeout(ctx, b.cfg.openWait/2)
+		return whenUp(ctx, k.core, func() (a restoreAnswer, err error) {
+			ctx, cancel := context.WithTimeout(ctx, k.cfg.openWait/2)
 			defer cancel()
-			if err := b.askServer(ctx, "STREAM.RESTORE."+stream, ask, &a); err != nil {
+			if err := k.askServer(ctx, "STREAM.RESTORE."+stream, ask, &a); err != nil {
 				begun = true // perhaps
 				return a, err
 			}
@@ -233,7 +233,7 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 		if !errors.Is(err, context.DeadlineExceeded) || try == restoreTries || ctx.Err() != nil {
 			return begun, err
 		}
-		if err := b.js.DeleteStream(ctx, stream); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+		if err := k.js.DeleteStream(ctx, stream); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 			return true, err
 		}
 	}
@@ -283,7 +283,7 @@ func (b *Bus) putSnapshot(ctx context.Context, stream string, config json.RawMes
 			if !errors.Is(err, errNobodyRestores) || time.Now().After(deadline) {
 				return err
 			}
-			if err := b.pause(ctx, restorePause); err != nil {
+			if err := k.pause(ctx, restorePause); err != nil {
 				return err
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -19,54 +20,65 @@ const restoreMark = "EVENTHUB_RESTORE"
 
 // Store is a NATS to which a backup is restored, or from which a hub moves: Config.Server or
 // Config.URL, without a bus. OpenStore returns one. Its methods must not be called concurrently.
-type Store struct{ bus *Bus }
+type Store struct {
+	backups *backups
+	closed  sync.Once
+}
 
 // OpenStore connects to NATS, and changes nothing there. The caller closes the Store.
 func OpenStore(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Connections = 1
-	b, err := newBus(ctx, cfg)
+	c, err := openCore(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if err := b.openStore(ctx); err != nil {
-		_ = b.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
+	s := &Store{backups: newBackups(c, newStreams(c))}
+	if err := c.openStore(ctx); err != nil {
+		_ = s.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
 		return nil, err
 	}
-	return &Store{b}, nil
+	return s, nil
 }
 
-func (b *Bus) openStore(ctx context.Context) error {
-	if err := b.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
+func (c *core) openStore(ctx context.Context) error {
+	if err := c.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
 		return err
 	}
-	if err := b.checkServer(ctx); err != nil {
+	if err := c.checkServer(ctx); err != nil {
 		return err
 	}
 	var major, minor int
-	version := b.links[0].nc.ConnectedServerVersion()
+	version := c.links[0].nc.ConnectedServerVersion()
 	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil || major < 2 || major == 2 && minor < 15 {
-		return fmt.Errorf("nats at %s: server version %q is too old to restore to; use nats-server 2.15 or newer", b.where(), version)
+		return fmt.Errorf("nats at %s: server version %q is too old to restore to; use nats-server 2.15 or newer", c.where(), version)
 	}
 	return nil
 }
 
 // connect opens the connections.
-func (b *Bus) connect() error {
-	for i := range b.cfg.Connections {
-		l, err := b.dial(i)
+func (c *core) connect() error {
+	for i := range c.cfg.Connections {
+		l, err := c.dial(i)
 		if err != nil {
 			if parse, ok := errors.AsType[*url.Error](err); ok {
 				err = parse.Err // the rest of it repeats the address, password included
 			}
-			return fmt.Errorf("connect to nats at %s: %w; check that the server runs, and check address and credentials", b.where(), err)
+			return fmt.Errorf("connect to nats at %s: %w; check that the server runs, and check address and credentials", c.where(), err)
 		}
-		b.links = append(b.links, l)
+		c.links = append(c.links, l)
 	}
 	return nil
 }
 
 // Close ends the connection and Config.Server. It may be called twice.
-func (s *Store) Close() error { return s.bus.Close() }
+func (s *Store) Close() error {
+	s.closed.Do(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.backups.ctx), closeWait)
+		defer cancel()
+		s.backups.core.close(ctx)
+	})
+	return nil
+}
 
 // CheckEmpty returns an error unless nothing of a hub is there.
 func (s *Store) CheckEmpty(ctx context.Context) error { return s.checkFree(ctx, nil) }
@@ -74,15 +86,15 @@ func (s *Store) CheckEmpty(ctx context.Context) error { return s.checkFree(ctx, 
 // checkFree is CheckEmpty, and returns an error for a stream of another program that has one of the
 // names. A restore would refuse such a name, or remove the stream when it begins again.
 func (s *Store) checkFree(ctx context.Context, names []string) error {
-	b := s.bus
-	inv, err := b.listStreams(ctx)
+	k := s.backups
+	inv, err := k.streams.listStreams(ctx)
 	if err != nil {
 		return err
 	}
-	marked := inv.streams[restoreMark] != nil
+	marked := inv.byName[restoreMark] != nil
 	var found, taken []string
 	for _, name := range inv.names() {
-		info := inv.streams[name]
+		info := inv.byName[name]
 		if _, restored := info.Config.Metadata[native.MetaMade]; ofHub(name, info) || marked && restored {
 			found = append(found, name)
 		} else if slices.Contains(names, name) {
@@ -90,13 +102,13 @@ func (s *Store) checkFree(ctx context.Context, names []string) error {
 		}
 	}
 	if marked {
-		return fmt.Errorf("nats at %s: a restore is running, or was killed; if none runs, remove what it left and repeat the command: nats stream rm %s", b.where(), strings.Join(found, "; nats stream rm "))
+		return fmt.Errorf("nats at %s: a restore is running, or was killed; if none runs, remove what it left and repeat the command: nats stream rm %s", k.where(), strings.Join(found, "; nats stream rm "))
 	}
 	if len(found) > 0 {
-		return fmt.Errorf("nats at %s is not empty: it has %d streams of a hub, such as %s; restore only where no hub has ever run, or remove these streams with everything in them", b.where(), len(found), found[0])
+		return fmt.Errorf("nats at %s is not empty: it has %d streams of a hub, such as %s; restore only where no hub has ever run, or remove these streams with everything in them", k.where(), len(found), found[0])
 	}
 	if len(taken) > 0 {
-		return fmt.Errorf("nats at %s: stream %s of another program has the name of a stream that is restored (%d such streams); rename or remove it, or restore to another account", b.where(), taken[0], len(taken))
+		return fmt.Errorf("nats at %s: stream %s of another program has the name of a stream that is restored (%d such streams); rename or remove it, or restore to another account", k.where(), taken[0], len(taken))
 	}
 	return nil
 }
@@ -109,25 +121,25 @@ func ofHub(name string, info *natsjs.StreamInfo) bool {
 }
 
 // errRestoring keeps a hub from starting beside half of its streams.
-func (b *Bus) checkRestored(ctx context.Context) error {
-	_, err := b.findStream(ctx, restoreMark)
+func (k *backups) checkRestored(ctx context.Context) error {
+	_, err := k.findStream(ctx, restoreMark)
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return nil
 	case err != nil:
 		return err
 	}
-	return fmt.Errorf("nats at %s: a restore is running, or was killed (stream %s): wait for it, or remove what it left, as eventhub restore says", b.where(), restoreMark)
+	return fmt.Errorf("nats at %s: a restore is running, or was killed (stream %s): wait for it, or remove what it left, as eventhub restore says", k.where(), restoreMark)
 }
 
 // mark makes or removes the mark of a restore.
 func (s *Store) mark(ctx context.Context, replicas int) (remove func(context.Context) error, err error) {
 	cfg := natsjs.StreamConfig{Name: restoreMark, Subjects: []string{"$EVENTHUB.RESTORE"}, Description: "eventhub: a restore is running", MaxMsgs: 1, Replicas: max(replicas, 1)}
-	create := func() (natsjs.Stream, error) { return s.bus.js.CreateStream(ctx, cfg) }
-	if _, err := whenUp(ctx, s.bus.core, create); err != nil {
-		return nil, fmt.Errorf("nats at %s: make stream %s: %w", s.bus.where(), restoreMark, err)
+	create := func() (natsjs.Stream, error) { return s.backups.js.CreateStream(ctx, cfg) }
+	if _, err := whenUp(ctx, s.backups.core, create); err != nil {
+		return nil, fmt.Errorf("nats at %s: make stream %s: %w", s.backups.where(), restoreMark, err)
 	}
-	return func(ctx context.Context) error { return s.bus.js.DeleteStream(ctx, restoreMark) }, nil
+	return func(ctx context.Context) error { return s.backups.js.DeleteStream(ctx, restoreMark) }, nil
 }
 
 // cleanWait bounds what a failed restore spends on removing what it has made.
@@ -140,7 +152,7 @@ func (s *Store) clean(ctx context.Context, made []string, unmark func(context.Co
 	var left []string
 	for _, name := range made {
 		_, err := askAgain(ctx, cleanWait, func(ctx context.Context) (bool, error) {
-			err := s.bus.js.DeleteStream(ctx, name)
+			err := s.backups.js.DeleteStream(ctx, name)
 			if errors.Is(err, natsjs.ErrStreamNotFound) {
 				err = nil
 			}

@@ -247,7 +247,7 @@ func TestCopyOfABucketThatIsOverwritten(t *testing.T) {
 			}
 			return file.Write(p)
 		})
-		_, err := b.copyStream(t.Context(), &copiedStream{name: "KV_busy", info: info, grows: true}, nil, time.Time{}, w, func(int, int) {})
+		_, err := b.backups.copyStream(t.Context(), &copiedStream{name: "KV_busy", info: info, grows: true}, nil, time.Time{}, w, func(int, int) {})
 		if errors.Is(err, errSnapshotCut) && try < snapshotTries {
 			continue // on a slow machine
 		}
