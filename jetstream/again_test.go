@@ -143,7 +143,7 @@ func TestAWriteToABucketWithoutLeader(t *testing.T) {
 	// waited for its time.
 	for range 3 {
 		began := time.Now()
-		_, err = b.generations.put(t.Context(), "written", []byte("{}"))
+		_, err = b.records.generations.put(t.Context(), "written", []byte("{}"))
 		if err == nil {
 			return
 		}

@@ -295,7 +295,7 @@ func (d *Delivery) lookUp(began int64, then func(n note, sure bool)) {
 	d.m.sub.mu.Lock()
 	least := d.spared
 	d.m.sub.mu.Unlock()
-	b.askStored(l, attemptsBucket, d.attemptsSubject(), func(value []byte, err error) {
+	b.records.askStored(l, attemptsBucket, d.attemptsSubject(), func(value []byte, err error) {
 		switch {
 		case err == nil:
 		case d.patient(began) && d.inTime():
@@ -330,7 +330,7 @@ func (d *Delivery) looked(noted note, least int, then func(n note, sure bool)) {
 	if spared < noted.spared && d.inTime() {
 		// The server was killed and has forgotten deliveries. From now on its count and the note go
 		// together again.
-		d.group.bus.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared, noted.failed, noted.until}}, func(bool) {})
+		d.group.bus.records.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared, noted.failed, noted.until}}, func(bool) {})
 	}
 	then(note{spared, noted.failed, noted.until}, true)
 }
@@ -346,7 +346,7 @@ func (d *Delivery) tellForgotten(began int64, then func(n note, sure bool)) {
 		then(note{spared: spared}, false)
 		return
 	}
-	b.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared: spared}}, func(stored bool) {
+	b.records.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared: spared}}, func(stored bool) {
 		if !stored && d.patient(began) && d.inTime() {
 			b.soon.add(func() { d.tellForgotten(began, then) })
 			return
@@ -373,7 +373,7 @@ func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
 	d.m.sub.mu.Lock()
 	spared := d.spared
 	d.m.sub.mu.Unlock()
-	n := b.dropNote(spareNote{d.attemptsSubject(), note{spared: spared, failed: f}})
+	n := b.records.dropNote(spareNote{d.attemptsSubject(), note{spared: spared, failed: f}})
 	err := l.askUntil(&nats.Msg{Subject: n.subject, Data: n.value()}, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
 		if err != nil || noResponders(reply) {
 			again()
@@ -391,9 +391,9 @@ func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
 // settled.
 func (d *Delivery) forgetFailed() {
 	b, subject := d.group.bus, d.attemptsSubject()
-	b.unsaved.mu.Lock()
-	delete(b.unsaved.notes, subject)
-	b.unsaved.mu.Unlock()
+	b.records.unsaved.mu.Lock()
+	delete(b.records.unsaved.notes, subject)
+	b.records.unsaved.mu.Unlock()
 	msg := &nats.Msg{Subject: b.api + "STREAM.PURGE.KV_" + attemptsBucket, Data: []byte(`{"filter":"` + subject + `"}`)}
 	_ = d.m.sub.link.ask(msg, b.clock.now(), askerFunc(func(*nats.Msg, error) {}))
 }
@@ -443,7 +443,7 @@ func (d *Delivery) patient(began int64) bool {
 // next is to find the note.
 func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
 	s, b := d.m.sub, d.group.bus
-	b.noteSpared(s.link, note, func(stored bool) {
+	b.records.noteSpared(s.link, note, func(stored bool) {
 		if nak && !stored && d.patient(began) && d.inTime() {
 			b.soon.add(func() { d.giveBack(began, note, nak) })
 			return
@@ -502,67 +502,67 @@ type unsaved struct {
 // noteSpared stores a note and calls then. A note that the bucket does not take for now is kept and
 // stored later; one that it refuses counts for stored, as asking again would not help. It does not
 // block.
-func (b *Bus) noteSpared(l *link, n spareNote, then func(stored bool)) {
-	n = b.dropNote(n)
+func (r *records) noteSpared(l *link, n spareNote, then func(stored bool)) {
+	n = r.dropNote(n)
 	msg := &nats.Msg{Subject: n.subject, Data: n.value()}
-	err := l.askUntil(msg, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
+	err := l.askUntil(msg, r.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
 		stored := err == nil && !noResponders(reply)
 		if !stored {
-			b.keepNote(n)
+			r.keepNote(n)
 		} else {
 			if _, err := parsePubAck(reply.Data, "KV_"+attemptsBucket); err != nil {
-				b.obs.LimitReached("attempts_bucket") // it counts as an attempt
-				b.log.Debug("failed to note a delivery that no client had", slog.Any("error", err))
+				r.obs.LimitReached("attempts_bucket") // it counts as an attempt
+				r.log.Debug("failed to note a delivery that no client had", slog.Any("error", err))
 			}
 		}
 		then(stored)
 	}))
 	if err != nil {
-		b.keepNote(n)
+		r.keepNote(n)
 		then(false)
 	}
 }
 
 // keepNote keeps a note until it can be stored. Without room, it counts as an attempt.
-func (b *Bus) keepNote(n spareNote) {
-	b.unsaved.mu.Lock()
-	defer b.unsaved.mu.Unlock()
-	if _, known := b.unsaved.notes[n.subject]; !known && len(b.unsaved.notes) >= b.limits.AttemptsKnown {
-		b.obs.LimitReached("attempts_known")
+func (r *records) keepNote(n spareNote) {
+	r.unsaved.mu.Lock()
+	defer r.unsaved.mu.Unlock()
+	if _, known := r.unsaved.notes[n.subject]; !known && len(r.unsaved.notes) >= r.limits.AttemptsKnown {
+		r.obs.LimitReached("attempts_known")
 		return
 	}
-	kept, known := b.unsaved.notes[n.subject]
+	kept, known := r.unsaved.notes[n.subject]
 	n.failed, n.until = cmp.Or(n.failed, kept.failed), max(n.until, kept.until)
 	if known && n.spared >= 0 && n.spared < kept.spared {
 		n.spared = kept.spared
 	}
-	b.unsaved.notes[n.subject] = n.note
+	r.unsaved.notes[n.subject] = n.note
 }
 
 // dropNote forgets a kept note that a newer one replaces, and returns the newer one with what it
 // does not say.
-func (b *Bus) dropNote(n spareNote) spareNote {
-	b.unsaved.mu.Lock()
-	defer b.unsaved.mu.Unlock()
-	if kept, known := b.unsaved.notes[n.subject]; known && (n.spared < 0 || kept.spared <= n.spared) {
+func (r *records) dropNote(n spareNote) spareNote {
+	r.unsaved.mu.Lock()
+	defer r.unsaved.mu.Unlock()
+	if kept, known := r.unsaved.notes[n.subject]; known && (n.spared < 0 || kept.spared <= n.spared) {
 		n.failed, n.until = cmp.Or(n.failed, kept.failed), max(n.until, kept.until)
-		delete(b.unsaved.notes, n.subject)
+		delete(r.unsaved.notes, n.subject)
 	}
 	return n
 }
 
 // saveUnsaved stores what could not be stored before, unless something newer is there. It does not
 // block.
-func (b *Bus) saveUnsaved(l *link) {
-	b.unsaved.mu.Lock()
-	notes, marks := b.unsaved.notes, maps.Clone(b.unsaved.marks)
-	b.unsaved.notes = make(map[string]note)
-	b.unsaved.mu.Unlock()
+func (r *records) saveUnsaved(l *link) {
+	r.unsaved.mu.Lock()
+	notes, marks := r.unsaved.notes, maps.Clone(r.unsaved.marks)
+	r.unsaved.notes = make(map[string]note)
+	r.unsaved.mu.Unlock()
 	for subject, kept := range notes {
-		b.askStored(l, attemptsBucket, subject, func(value []byte, err error) {
+		r.askStored(l, attemptsBucket, subject, func(value []byte, err error) {
 			n := spareNote{subject, kept}
 			if err != nil {
-				b.keepNote(n)
+				r.keepNote(n)
 				return
 			}
 			stored, ok := parseNote(value)
@@ -574,19 +574,19 @@ func (b *Bus) saveUnsaved(l *link) {
 				n.spared = stored.spared
 			}
 			n.failed, n.until = cmp.Or(n.failed, stored.failed), max(n.until, stored.until)
-			b.noteSpared(l, n, func(bool) {})
+			r.noteSpared(l, n, func(bool) {})
 		})
 	}
 	for subject, m := range marks {
-		b.saveMark(l, subject, m)
+		r.saveMark(l, subject, m)
 	}
 }
 
 // askStored asks the leader of a bucket for the value under a subject, and calls then with it:
 // empty where there is none. It does not block.
-func (b *Bus) askStored(l *link, bucket, subject string, then func(value []byte, err error)) {
-	msg := &nats.Msg{Subject: b.api + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
-	err := l.askUntil(msg, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
+func (r *records) askStored(l *link, bucket, subject string, then func(value []byte, err error)) {
+	msg := &nats.Msg{Subject: r.api + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
+	err := l.askUntil(msg, r.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
 		if err != nil {
 			then(nil, err)
 			return

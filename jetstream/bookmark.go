@@ -144,7 +144,7 @@ func (m Bookmarks) Get(ctx context.Context, name string) (Bookmark, error) {
 	if err != nil {
 		return Bookmark{}, err
 	}
-	found, err := m.group.bus.bookmark(ctx, t, m.group.name, name)
+	found, err := m.group.bus.records.bookmark(ctx, t, m.group.name, name)
 	if err != nil {
 		return Bookmark{}, err
 	}
@@ -165,7 +165,7 @@ func (m Bookmarks) List(ctx context.Context) ([]Bookmark, error) {
 	}
 	var list []Bookmark
 	for subject := range known {
-		found, err := b.bookmark(ctx, t, m.group.name, tokenKey(strings.TrimPrefix(subject, prefix)))
+		found, err := b.records.bookmark(ctx, t, m.group.name, tokenKey(strings.TrimPrefix(subject, prefix)))
 		if errors.Is(err, ErrNotFound) {
 			continue
 		}
@@ -207,9 +207,9 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 	if t, _, err = g.bus.streams.freshExisting(ctx, g.topic); err != nil {
 		return nil, ptr, nil, err
 	}
-	ptr, err = g.bus.generations.get(ctx, t, g.name)
+	ptr, err = g.bus.records.generations.get(ctx, t, g.name)
 	if err == nil {
-		info, err = g.bus.groupConsumer(ctx, t, &ptr)
+		info, err = g.bus.records.groupConsumer(ctx, t, &ptr)
 	}
 	if errors.Is(err, ErrNotFound) {
 		return nil, ptr, nil, ErrNotFound
@@ -221,13 +221,13 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 }
 
 // bookmark reads a bookmark. One of a stream that was deleted and created again is none.
-func (b *Bus) bookmark(ctx context.Context, t *topicInfo, group, name string) (*bookmark, error) {
-	m, err := b.lastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
+func (r *records) bookmark(ctx context.Context, t *topicInfo, group, name string) (*bookmark, error) {
+	m, err := r.lastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
 	if errors.Is(err, ErrNotFound) {
 		return nil, ErrNotFound
 	}
 	if err != nil {
-		return nil, b.unavailable(err)
+		return nil, r.unavailable(err)
 	}
 	var found bookmark
 	if err := json.Unmarshal(m.data, &found); err != nil || !found.Stream.Equal(t.stream.created) {
@@ -249,7 +249,7 @@ const (
 // as the server waits for, these are the ones. Events that wait on the server for a new delivery
 // are in no hub's hands; the bookmark is then not exact.
 func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr *generation) (*bookmark, error) {
-	info, err := b.groupConsumer(ctx, t, ptr)
+	info, err := b.records.groupConsumer(ctx, t, ptr)
 	if err != nil {
 		return nil, err
 	}
@@ -261,14 +261,14 @@ func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr 
 		return ptr.bookmark(info, nil, false), nil
 	}
 	if !ptr.Paused {
-		if err := b.pauseConsumer(ctx, t, ptr.Consumer, info.TimeStamp.Add(bookmarkPause)); err != nil {
+		if err := b.records.pauseConsumer(ctx, t, ptr.Consumer, info.TimeStamp.Add(bookmarkPause)); err != nil {
 			return nil, err
 		}
 		defer b.endShortPause(ctx, t, group, ptr.Consumer)
 	}
 	deadline := time.Now().Add(bookmarkAsks)
 	for {
-		if info, err = b.groupConsumer(ctx, t, ptr); err != nil {
+		if info, err = b.records.groupConsumer(ctx, t, ptr); err != nil {
 			return nil, err
 		}
 		held, err := b.askHeld(ctx, t, ptr.Consumer, info.NumAckPending)
@@ -313,15 +313,15 @@ func (p *generation) bookmark(info *natsjs.ConsumerInfo, unsettled []uint64, exa
 func (b *Bus) endShortPause(ctx context.Context, t *topicInfo, group, consumer string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 	defer cancel()
-	ptr, err := b.generations.get(ctx, t, group)
+	ptr, err := b.records.generations.get(ctx, t, group)
 	if err != nil {
 		return // the pause ends by itself
 	}
 	if ptr.Paused {
-		_ = b.pauseConsumer(ctx, t, consumer, pausedUntil) // who pauses the group does the same
+		_ = b.records.pauseConsumer(ctx, t, consumer, pausedUntil) // who pauses the group does the same
 		return
 	}
-	_ = b.resumeConsumer(ctx, t, consumer) // as above
+	_ = b.records.resumeConsumer(ctx, t, consumer) // as above
 }
 
 // heldQuestion asks all hubs what they hold of a consumer. It is an entry of the bucket of
@@ -379,7 +379,7 @@ func (b *Bus) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f
 		return err
 	}
 	key := heldPrefix + strings.TrimPrefix(q.Reply, nats.InboxPrefix)
-	if _, err := b.generations.put(ctx, key, value); err != nil {
+	if _, err := b.records.generations.put(ctx, key, value); err != nil {
 		return err
 	}
 	defer func() {
@@ -458,8 +458,8 @@ func (g *group) surelyHeld() []uint64 {
 }
 
 // aimAtBookmark resolves a bookmark.
-func (b *Bus) aimAtBookmark(ctx context.Context, t *topicInfo, group, name string, state natsjs.StreamState) (aim, error) {
-	found, err := b.bookmark(ctx, t, group, name)
+func (r *records) aimAtBookmark(ctx context.Context, t *topicInfo, group, name string, state natsjs.StreamState) (aim, error) {
+	found, err := r.bookmark(ctx, t, group, name)
 	if err != nil {
 		return aim{}, err
 	}

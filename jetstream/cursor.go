@@ -44,11 +44,11 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	if err != nil {
 		return Cursor{}, err
 	}
-	ptr, err := b.generations.get(ctx, t, group)
+	ptr, err := b.records.generations.get(ctx, t, group)
 	if err != nil {
 		return Cursor{}, b.unavailable(err)
 	}
-	info, err := b.groupConsumer(ctx, t, &ptr)
+	info, err := b.records.groupConsumer(ctx, t, &ptr)
 	if errors.Is(err, ErrNotFound) {
 		return Cursor{}, ErrNotFound
 	}
@@ -103,11 +103,11 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	if err != nil {
 		return Backlog{}, err
 	}
-	ptr, err := b.generations.get(ctx, t, group)
+	ptr, err := b.records.generations.get(ctx, t, group)
 	if err != nil {
 		return Backlog{}, b.unavailable(err)
 	}
-	info, err := b.groupConsumer(ctx, t, &ptr)
+	info, err := b.records.groupConsumer(ctx, t, &ptr)
 	if errors.Is(err, ErrNotFound) {
 		return Backlog{}, ErrNotFound
 	}
@@ -141,17 +141,17 @@ func (g Group) Delete(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		ptr, err := b.generations.get(ctx, t, group)
+		ptr, err := b.records.generations.get(ctx, t, group)
 		if err != nil {
 			return b.unavailable(err)
 		}
-		info, err := b.consumer(ctx, t, ptr.Consumer)
+		info, err := b.records.consumer(ctx, t, ptr.Consumer)
 		exists := err == nil
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return b.unavailable(err)
 		}
 		if exists && !ptr.Deleted {
-			_, err := b.generations.swap(ctx, t, group, ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, After: ptr.After, Deleted: true}})
+			_, err := b.records.generations.swap(ctx, t, group, ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, After: ptr.After, Deleted: true}})
 			if errors.Is(err, errGroupMoved) {
 				continue
 			}
@@ -194,9 +194,9 @@ func (b *Bus) forgetGroup(ctx context.Context, t *topicInfo, group, maker string
 	if maker != "" {
 		subjects = append(subjects, [2]string{makersBucket, makerSubject(maker, t, group)})
 	}
-	b.unsaved.mu.Lock()
-	delete(b.unsaved.marks, marksSubject(t, group))
-	b.unsaved.mu.Unlock()
+	b.records.unsaved.mu.Lock()
+	delete(b.records.unsaved.marks, marksSubject(t, group))
+	b.records.unsaved.mu.Unlock()
 	for _, s := range subjects {
 		if err := b.purge(ctx, s[0], s[1], 0); err != nil {
 			return err

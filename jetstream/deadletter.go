@@ -130,7 +130,7 @@ func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64
 	if q.bus.clock.now()-since < int64(deadSure) {
 		return true, nil
 	}
-	info, err := q.bus.consumer(ctx, d.group.topic, d.group.consumer)
+	info, err := q.bus.records.consumer(ctx, d.group.topic, d.group.consumer)
 	if gone(err) {
 		return false, nil
 	}

@@ -67,7 +67,7 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if err := one.generations.sweep(t.Context(), 0); err != nil {
+			if err := one.records.generations.sweep(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
 			again.quiet(10 * time.Millisecond)
@@ -134,7 +134,7 @@ func TestADeletionThatWasCutOff(t *testing.T) {
 	publish(t, b, "cut", "1")
 	for _, finish := range []func() error{
 		func() error { return b.Group("cut", "g").Delete(t.Context()) },
-		func() error { return b.sweepStream(t.Context(), b.streams.known("cut").stream, 0) },
+		func() error { return b.records.sweepStream(t.Context(), b.streams.known("cut").stream, 0) },
 	} {
 		k := take(t, b, "cut", "g", SubscribeOptions{From: FromEarliest})
 		k.payloads(1)
@@ -142,11 +142,11 @@ func TestADeletionThatWasCutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		topic := b.streams.known("cut")
-		ptr, err := b.generations.get(t.Context(), topic, "g")
+		ptr, err := b.records.generations.get(t.Context(), topic, "g")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.generations.swap(t.Context(), topic, "g", ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, Deleted: true}}); err != nil {
+		if _, err := b.records.generations.swap(t.Context(), topic, "g", ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, Deleted: true}}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.Group("cut", "g").Backlog(t.Context()); !errors.Is(err, ErrNotFound) {

@@ -14,11 +14,11 @@ import (
 // settings are those of the consumer that a group now is.
 func settings(t *testing.T, b *Bus, topic, group string) natsjs.ConsumerConfig {
 	t.Helper()
-	ptr, err := b.generations.get(t.Context(), b.streams.known(topic), group)
+	ptr, err := b.records.generations.get(t.Context(), b.streams.known(topic), group)
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.groupConsumer(t.Context(), b.streams.known(topic), &ptr)
+	info, err := b.records.groupConsumer(t.Context(), b.streams.known(topic), &ptr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
 			}
 			wg.Wait()
 			topic := one.streams.known("race")
-			ptr, err := one.generations.get(t.Context(), topic, group)
+			ptr, err := one.records.generations.get(t.Context(), topic, group)
 			if err != nil || !ptr.Durable {
 				t.Fatalf("%+v, %v", ptr, err)
 			}
@@ -150,11 +150,11 @@ func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	eve := take(t, b, "crash", "g", SubscribeOptions{From: FromEarliest, GroupTTL: memoryTTL, MaxInFlight: 1, BatchSize: 1})
 	d := eve.next()
 	topic := b.streams.known("crash")
-	ptr, err := b.generations.get(t.Context(), topic, "g")
+	ptr, err := b.records.generations.get(t.Context(), topic, "g")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.createConsumer(t.Context(), topic, "g", ptr.next(topic, "g").Consumer, groupStart{seq: 1}); err != nil {
+	if _, err := b.records.createConsumer(t.Context(), topic, "g", ptr.next(topic, "g").Consumer, groupStart{seq: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Ack(); err != nil {
@@ -166,7 +166,7 @@ func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	if slices.Sort(got); !slices.Equal(got, []string{"1", "2"}) {
 		t.Errorf("got %q", got)
 	}
-	if err := b.sweepStream(t.Context(), topic.stream, 0); err != nil {
+	if err := b.records.sweepStream(t.Context(), topic.stream, 0); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := b.js.Stream(t.Context(), "crash"); err != nil || s.CachedInfo().State.Consumers != 1 {

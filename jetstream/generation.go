@@ -89,16 +89,18 @@ var errGroupMoved = errors.New("jetstream: the group was moved by another")
 
 // generations reads and writes the generations of groups that were moved.
 type generations struct {
-	bus *Bus
-	kv  natsjs.KeyValue
+	records *records
+	kv      natsjs.KeyValue
 }
 
-func openGenerations(ctx context.Context, b *Bus) (*generations, error) {
-	kv, err := b.ownBucket(ctx, natsjs.KeyValueConfig{Bucket: groupsBucket, Description: "eventhub: the consumer of each group that was moved"})
+// open opens the bucket of generations.
+func (r *records) open(ctx context.Context) error {
+	kv, err := r.ownBucket(ctx, natsjs.KeyValueConfig{Bucket: groupsBucket, Description: "eventhub: the consumer of each group that was moved"})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &generations{bus: b, kv: kv}, nil
+	r.generations = &generations{records: r, kv: kv}
+	return nil
 }
 
 // ownBucket opens a bucket in which hubs keep what they share, and makes it if it is not there.
@@ -133,7 +135,7 @@ func groupKey(t *topicInfo, group string) string {
 // seek has left.
 func (p *generations) get(ctx context.Context, t *topicInfo, group string) (generation, error) {
 	plain := generation{Generation: native.Generation{Number: 1, Consumer: t.consumerName(group)}}
-	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
+	m, err := p.records.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
 	if errors.Is(err, ErrNotFound) {
 		return plain, nil
 	}
@@ -220,7 +222,7 @@ func readGeneration(m *storedMsg) (generation, bool) {
 
 // deletion reads the mark of a topic's stream at the leader; the zero value if there is none.
 func (p *generations) deletion(ctx context.Context, stream string) (generation, error) {
-	m, err := p.bus.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
+	m, err := p.records.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
 	if errors.Is(err, ErrNotFound) {
 		return generation{}, nil
 	}
@@ -265,17 +267,22 @@ func (b *Bus) topicDeleted(name string, created time.Time) {
 	})
 }
 
+// groupMoved tells this hub's members of a group that the group was moved.
+func (b *Bus) groupMoved(key string, g *generation) {
+	b.eachSubscription(func(s *Subscription) { s.moved(key, g) })
+}
+
 // follow tells this hub's members when their group was moved, until the bus closes.
 func (p *generations) follow() {
 	// After an interruption, all generations are read: one may have been missed.
 	var from []natsjs.WatchOpt
 	live := true
-	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.bus.ctx.Err() == nil; opts, live = from, false {
-		if err := p.watch(opts, live); err != nil && p.bus.ctx.Err() == nil {
-			p.bus.often.Log(p.bus.ctx, slog.LevelWarn, "moves of groups cannot be followed now; they are noticed at the next pull", "", slog.Any("error", err))
+	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.records.ctx.Err() == nil; opts, live = from, false {
+		if err := p.watch(opts, live); err != nil && p.records.ctx.Err() == nil {
+			p.records.often.Log(p.records.ctx, slog.LevelWarn, "moves of groups cannot be followed now; they are noticed at the next pull", "", slog.Any("error", err))
 		}
 		select {
-		case <-p.bus.ctx.Done():
+		case <-p.records.ctx.Done():
 		case <-time.After(time.Second):
 		}
 	}
@@ -283,14 +290,14 @@ func (p *generations) follow() {
 
 // watch follows the bucket. live says that it begins with what changes now.
 func (p *generations) watch(opts []natsjs.WatchOpt, live bool) error {
-	w, err := p.kv.WatchAll(p.bus.ctx, opts...)
+	w, err := p.kv.WatchAll(p.records.ctx, opts...)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = w.Stop() }()
 	for {
 		select {
-		case <-p.bus.ctx.Done():
+		case <-p.records.ctx.Done():
 			return nil
 		case e, open := <-w.Updates():
 			if !open {
@@ -301,7 +308,7 @@ func (p *generations) watch(opts []natsjs.WatchOpt, live bool) error {
 				continue
 			}
 			if strings.HasPrefix(e.Key(), heldPrefix) {
-				p.bus.answerHeld(e.Value(), live)
+				p.records.recordHooks.held(e.Value(), live)
 				continue
 			}
 			var moved generation
@@ -309,11 +316,11 @@ func (p *generations) watch(opts []natsjs.WatchOpt, live bool) error {
 				continue
 			}
 			if !strings.Contains(e.Key(), ".") {
-				p.bus.topicDeleted(e.Key(), moved.Stream)
+				p.records.recordHooks.topicDeleted(e.Key(), moved.Stream)
 				continue
 			}
 			moved.revision = e.Revision()
-			p.bus.eachSubscription(func(s *Subscription) { s.moved(e.Key(), &moved) })
+			p.records.recordHooks.groupMoved(e.Key(), &moved)
 		}
 	}
 }
@@ -330,7 +337,7 @@ func (b *Bus) sweepGroups() {
 			if err := b.streams.makers.sweep(b.ctx, "", sweepAge); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("failed to look for notes of groups that are gone; retrying", slog.Any("error", err))
 			}
-			if err := b.generations.sweep(b.ctx, deletedAge); err != nil && b.ctx.Err() == nil {
+			if err := b.records.generations.sweep(b.ctx, deletedAge); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("failed to look for marks of deleted groups; retrying", slog.Any("error", err))
 			}
 			if err := b.sweepPutBack(b.ctx, sweepAge); err != nil && b.ctx.Err() == nil {
@@ -343,7 +350,7 @@ func (b *Bus) sweepGroups() {
 			}
 			b.streams.topics.mu.RUnlock()
 			for _, s := range streams {
-				if err := b.sweepStream(b.ctx, s, sweepAge); err != nil && b.ctx.Err() == nil {
+				if err := b.records.sweepStream(b.ctx, s, sweepAge); err != nil && b.ctx.Err() == nil {
 					b.log.Warn("left consumers could not be looked for", slog.String("stream", s.name), slog.Any("error", err))
 				}
 			}
@@ -352,14 +359,14 @@ func (b *Bus) sweepGroups() {
 }
 
 // sweepStream removes the consumers older than age that a group has left, or never came to.
-func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) error {
-	handle, err := b.js.Stream(ctx, s.name)
+func (r *records) sweepStream(ctx context.Context, s *stream, age time.Duration) error {
+	handle, err := r.js.Stream(ctx, s.name)
 	if err != nil {
 		return err
 	}
 	if !native.StreamMade(handle.CachedInfo()).Equal(s.created) {
 		// The stream was made again, and what this hub knows says nothing of its groups.
-		b.streams.forget(s)
+		r.streams.forget(s)
 		return nil
 	}
 	consumers := handle.ListConsumers(ctx)
@@ -372,12 +379,12 @@ func (b *Bus) sweepStream(ctx context.Context, s *stream, age time.Duration) err
 		if base, _, _ := strings.Cut(info.Name, "~"); base != t.consumerName(group) {
 			continue // not named by this rule: not ours to judge
 		}
-		ptr, err := b.generations.get(ctx, t, group)
+		ptr, err := r.generations.get(ctx, t, group)
 		if err != nil {
 			return err
 		}
 		if ptr.Deleted || ptr.Consumer != info.Name {
-			b.deleteConsumer(ctx, s.name, info.Name)
+			r.deleteConsumer(ctx, s.name, info.Name)
 		}
 	}
 	return consumers.Err()
@@ -389,7 +396,7 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	before := time.Now().Add(-age)
 	unfinished := make(map[string]uint64) // streams, and the revisions of their marks
 	var old []*storedMsg
-	err := p.bus.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
+	err := p.records.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
 		g, readable := readGeneration(m)
 		if !readable {
 			return nil
@@ -410,23 +417,12 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	}
 	var failed error
 	for stream, revision := range unfinished {
-		failed = errors.Join(failed, p.sweepDeletion(ctx, stream, revision))
+		failed = errors.Join(failed, p.records.recordHooks.unfinished(ctx, stream, revision))
 	}
 	for _, m := range old {
-		if err := p.bus.purge(ctx, groupsBucket, m.subject, m.seq); err != nil {
+		if err := p.records.purge(ctx, groupsBucket, m.subject, m.seq); err != nil {
 			return errors.Join(failed, err)
 		}
 	}
 	return failed
-}
-
-// sweepDeletion finishes a deletion whose hub died, or takes its mark back.
-func (p *generations) sweepDeletion(ctx context.Context, stream string, revision uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
-	defer cancel()
-	if err := p.bus.takeBack(ctx, stream, revision); err != nil {
-		return err
-	}
-	_, err := p.bus.finishDeletion(ctx, stream)
-	return err
 }

@@ -259,7 +259,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		dead = nil
 	}
 	if j.ends && j.was != nil {
-		switch gone, err := b.generations.deleted(ctx, j.was.topic.stream); {
+		switch gone, err := b.records.generations.deleted(ctx, j.was.topic.stream); {
 		case err != nil:
 			return nil, b.unavailable(err)
 		case gone:
@@ -271,7 +271,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		if err != nil {
 			return nil, err
 		}
-		ptr, err := b.generations.get(ctx, t, j.group)
+		ptr, err := b.records.generations.get(ctx, t, j.group)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
@@ -281,7 +281,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		if j.ends && ptr.ended(j.was) {
 			return nil, errGroupDeleted
 		}
-		info, err := b.groupConsumer(ctx, t, &ptr)
+		info, err := b.records.groupConsumer(ctx, t, &ptr)
 		if err == nil && j.was == nil {
 			if err := sameOrder(j, info); err != nil {
 				return nil, err
@@ -341,7 +341,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return g, err
 		}
 		from.paused = ptr.Paused
-		info, err = b.createConsumer(ctx, t, j.group, ptr.Consumer, from)
+		info, err = b.records.createConsumer(ctx, t, j.group, ptr.Consumer, from)
 		if errors.Is(err, natsjs.ErrConsumerExists) || err == nil && dead.is(info) {
 			continue // another hub was first: its start counts; or the deleted one is still there
 		}
@@ -361,7 +361,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return g, err
 		}
 		// A seek that came between reading the generation and here does not know of this consumer.
-		again, err := b.generations.get(ctx, t, j.group)
+		again, err := b.records.generations.get(ctx, t, j.group)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}
@@ -373,7 +373,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			g.storeFirstMark(ctx, from.seq-1)
 			return g, nil
 		}
-		b.deleteConsumer(ctx, t.stream.name, info.Name)
+		b.records.deleteConsumer(ctx, t.stream.name, info.Name)
 	}
 	return nil, &Error{Code: CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
 }
@@ -411,9 +411,9 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 		}
 		moved, rev, err := b.moveGroup(ctx, t, name, durable, to)
 		if err != nil {
-			return nil, b.unavailableUnless(err, errGroupMoved)
+			return nil, b.records.unavailableUnless(err, errGroupMoved)
 		}
-		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+		b.records.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.name), slog.String("group", name))
 		return b.newGroup(t, name, moved, rev, ptr.past()), nil
 	}
@@ -426,9 +426,9 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	if err != nil {
 		return nil, b.unavailable(fmt.Errorf("jetstream: take the TTL from consumer %s of stream %s: %w", info.Name, t.stream.name, err))
 	}
-	rev, err := b.generations.swap(ctx, t, name, ptr, durable) // other hubs hear of it by that
+	rev, err := b.records.generations.swap(ctx, t, name, ptr, durable) // other hubs hear of it by that
 	if err != nil {
-		return nil, b.unavailableUnless(err, errGroupMoved)
+		return nil, b.records.unavailableUnless(err, errGroupMoved)
 	}
 	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.name), slog.String("group", name))
 	info.Config = cfg
@@ -436,11 +436,11 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 }
 
 // unavailableUnless is unavailable, but for an error that the caller handles.
-func (b *Bus) unavailableUnless(err, but error) error {
+func (r *records) unavailableUnless(err, but error) error {
 	if errors.Is(err, but) {
 		return err
 	}
-	return b.unavailable(err)
+	return r.unavailable(err)
 }
 
 // is reports whether a consumer is the group's own, and not another one of its name.
@@ -466,9 +466,9 @@ func hasRemains(info *natsjs.ConsumerInfo) bool {
 func (b *Bus) startUnderNewName(ctx context.Context, t *topicInfo, name string, ptr generation, from groupStart) (*group, error) {
 	info, rev, err := b.moveGroup(ctx, t, name, ptr, from)
 	if err != nil {
-		return nil, b.unavailableUnless(err, errGroupMoved)
+		return nil, b.records.unavailableUnless(err, errGroupMoved)
 	}
-	b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+	b.records.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 	g := b.newGroup(t, name, info, rev, ptr.past())
 	g.storeFirstMark(ctx, from.seq-1)
 	return g, nil
@@ -479,16 +479,16 @@ func (b *Bus) startUnderNewName(ctx context.Context, t *topicInfo, name string, 
 func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, to groupStart) (*natsjs.ConsumerInfo, uint64, error) {
 	next := from.next(t, group)
 	to.paused = next.Paused
-	info, err := b.createConsumer(ctx, t, group, next.Consumer, to)
+	info, err := b.records.createConsumer(ctx, t, group, next.Consumer, to)
 	if err != nil {
 		return nil, 0, err
 	}
-	rev, err := b.generations.swap(ctx, t, group, from, next)
+	rev, err := b.records.generations.swap(ctx, t, group, from, next)
 	if errors.Is(err, errGroupMoved) {
-		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
+		b.records.deleteConsumer(ctx, t.stream.name, next.Consumer)
 	}
 	if err == nil && info.Config.MemoryStorage {
-		b.storeMark(ctx, marksSubject(t, group), mark{
+		b.records.storeMark(ctx, marksSubject(t, group), mark{
 			Consumer: next.Consumer, Stream: t.stream.created, Floor: to.seq - min(to.seq, 1), TTLMS: to.ttl.Milliseconds(),
 			SeenMS: time.Now().UnixMilli(), Left: true, Maker: to.maker,
 		})
@@ -545,13 +545,13 @@ func (s *streams) freshExisting(ctx context.Context, topic string) (*topicInfo, 
 func gone(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err, errStreamGone) }
 
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
-func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
-	c, err := b.js.Consumer(ctx, t.stream.name, name)
+func (r *records) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
+	c, err := r.js.Consumer(ctx, t.stream.name, name)
 	switch {
 	case errors.Is(err, natsjs.ErrConsumerNotFound):
 		return nil, ErrNotFound
 	case errors.Is(err, natsjs.ErrStreamNotFound):
-		b.streams.forget(t.stream)
+		r.streams.forget(t.stream)
 		return nil, fmt.Errorf("%w: topic %s", errStreamGone, t.name)
 	case err != nil:
 		return nil, fmt.Errorf("jetstream: consumer %s of stream %s: %w", name, t.stream.name, err)
@@ -565,16 +565,16 @@ func (b *Bus) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.
 
 // groupConsumer looks the consumer up that a group now is. It returns ErrNotFound when there is
 // none, or when the group was deleted.
-func (b *Bus) groupConsumer(ctx context.Context, t *topicInfo, ptr *generation) (*natsjs.ConsumerInfo, error) {
+func (r *records) groupConsumer(ctx context.Context, t *topicInfo, ptr *generation) (*natsjs.ConsumerInfo, error) {
 	if ptr.Deleted {
 		return nil, ErrNotFound
 	}
-	return b.consumer(ctx, t, ptr.Consumer)
+	return r.consumer(ctx, t, ptr.Consumer)
 }
 
-func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name string, from groupStart) (*natsjs.ConsumerInfo, error) {
+func (r *records) createConsumer(ctx context.Context, t *topicInfo, group, name string, from groupStart) (*natsjs.ConsumerInfo, error) {
 	cfg := native.ConsumerConfig(t.name, group, name, t.stream.family)
-	cfg.OptStartSeq, cfg.AckWait = from.seq, b.cfg.AckWait
+	cfg.OptStartSeq, cfg.AckWait = from.seq, r.cfg.AckWait
 	if from.maker != "" {
 		cfg.Metadata[metaMaker] = from.maker
 	}
@@ -588,7 +588,7 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 		cfg.InactiveThreshold = from.ttl
 		cfg.MemoryStorage = from.ttl <= memoryTTL
 	}
-	c, err := b.js.CreateConsumer(ctx, t.stream.name, cfg)
+	c, err := r.js.CreateConsumer(ctx, t.stream.name, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one: have some deleted, or let them end by opts.groupTtlMs"}
 	}
@@ -598,8 +598,8 @@ func (b *Bus) createConsumer(ctx context.Context, t *topicInfo, group, name stri
 	return c.CachedInfo(), nil
 }
 
-func (b *Bus) deleteConsumer(ctx context.Context, stream, name string) {
-	if err := b.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-		b.often.Log(ctx, slog.LevelWarn, "a consumer that no group uses could not be deleted", stream, slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
+func (r *records) deleteConsumer(ctx context.Context, stream, name string) {
+	if err := r.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
+		r.often.Log(ctx, slog.LevelWarn, "a consumer that no group uses could not be deleted", stream, slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
 	}
 }

@@ -104,7 +104,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 			t.Fatalf("two groups: %s and %s", starts[0].consumer, starts[1].consumer)
 		}
 		// Whoever was first decided for both: all that is stored, or none of it.
-		info, err := one.consumer(t.Context(), one.streams.known("race"), starts[0].consumer)
+		info, err := one.records.consumer(t.Context(), one.streams.known("race"), starts[0].consumer)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -314,11 +314,11 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	take(t, b, "sweep", "plain", SubscribeOptions{})
 	left := generation{Generation: native.Generation{Number: 7}}.next(topic, "g")
 	for _, name := range []string{left.Consumer, topic.consumerName("g")} {
-		if _, err := b.createConsumer(t.Context(), topic, "g", name, groupStart{seq: 1}); err != nil {
+		if _, err := b.records.createConsumer(t.Context(), topic, "g", name, groupStart{seq: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := b.sweepStream(t.Context(), topic.stream, 0); err != nil {
+	if err := b.records.sweepStream(t.Context(), topic.stream, 0); err != nil {
 		t.Fatal(err)
 	}
 	s, err := b.js.Stream(t.Context(), topic.stream.name)
@@ -484,7 +484,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 	if err := b.Group("moved", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	ptr, err := b.generations.get(t.Context(), b.streams.known("moved"), "g")
+	ptr, err := b.records.generations.get(t.Context(), b.streams.known("moved"), "g")
 	if err != nil {
 		t.Fatal(err)
 	}

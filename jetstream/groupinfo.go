@@ -69,7 +69,7 @@ func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr 
 	var queue *natsjs.ConsumerInfo
 	if ptr.PutBack != "" {
 		var err error
-		queue, err = b.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, ptr.PutBack)
+		queue, err = b.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, ptr.PutBack)
 		switch {
 		case gone(err):
 			queue = nil
@@ -270,7 +270,7 @@ func (r *groupReader) find(ctx context.Context, info *natsjs.ConsumerInfo, page 
 	if t.stream.name != info.Stream {
 		return nil, nil //nolint:nilnil // as documented
 	}
-	ptr, err := r.bus.generations.get(ctx, t, group)
+	ptr, err := r.bus.records.generations.get(ctx, t, group)
 	if err != nil || ptr.Deleted || ptr.Consumer != info.Name {
 		return nil, err
 	}

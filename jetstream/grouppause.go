@@ -36,32 +36,32 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 		if err != nil {
 			return err
 		}
-		ptr, err := b.generations.get(ctx, t, group)
+		ptr, err := b.records.generations.get(ctx, t, group)
 		if err != nil {
 			return b.unavailable(err)
 		}
-		if _, err = b.groupConsumer(ctx, t, &ptr); errors.Is(err, ErrNotFound) {
+		if _, err = b.records.groupConsumer(ctx, t, &ptr); errors.Is(err, ErrNotFound) {
 			return ErrNotFound
 		} else if err != nil {
 			return b.unavailable(err)
 		}
 		if paused {
-			err = b.pauseConsumer(ctx, t, ptr.Consumer, pausedUntil)
+			err = b.records.pauseConsumer(ctx, t, ptr.Consumer, pausedUntil)
 		}
 		if err == nil && ptr.Paused != paused {
 			next := ptr
 			next.Paused = paused
-			_, err = b.generations.swap(ctx, t, group, ptr, next)
+			_, err = b.records.generations.swap(ctx, t, group, ptr, next)
 		}
 		switch {
 		case err != nil:
 		case paused: // once more: a bookmark that was made meanwhile may have ended the pause
-			err = b.pauseConsumer(ctx, t, ptr.Consumer, pausedUntil)
+			err = b.records.pauseConsumer(ctx, t, ptr.Consumer, pausedUntil)
 		default:
-			err = b.resumeConsumer(ctx, t, ptr.Consumer)
+			err = b.records.resumeConsumer(ctx, t, ptr.Consumer)
 		}
 		if err == nil {
-			err = b.pauseQueue(ctx, ptr.PutBack, paused)
+			err = b.records.pauseQueue(ctx, ptr.PutBack, paused)
 		}
 		if errors.Is(err, errGroupMoved) {
 			continue
@@ -77,15 +77,15 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 
 // pauseQueue has the server stop or go on with what was put back to a group. A queue whose consumer
 // is gone is paused by whoever creates it again.
-func (b *Bus) pauseQueue(ctx context.Context, queue string, paused bool) (err error) {
+func (r *records) pauseQueue(ctx context.Context, queue string, paused bool) (err error) {
 	if queue == "" {
 		return nil
 	}
 	t := &topicInfo{stream: &stream{name: putBackStream}}
 	if paused {
-		err = b.pauseConsumer(ctx, t, queue, pausedUntil)
+		err = r.pauseConsumer(ctx, t, queue, pausedUntil)
 	} else {
-		err = b.resumeConsumer(ctx, t, queue)
+		err = r.resumeConsumer(ctx, t, queue)
 	}
 	if errors.Is(err, errGroupMoved) {
 		return nil
@@ -99,16 +99,16 @@ const resumeWithin = 100 * time.Millisecond
 // resumeConsumer has the server deliver again, very soon. A pause that is taken away does not wake
 // the pulls that wait (nats-server 2.15.2), and one that reaches its end does. So the pause is made
 // to end in a moment, by the clock of the server.
-func (b *Bus) resumeConsumer(ctx context.Context, t *topicInfo, consumer string) error {
+func (r *records) resumeConsumer(ctx context.Context, t *topicInfo, consumer string) error {
 	for within := resumeWithin; ; within *= 2 {
-		info, err := b.consumer(ctx, t, consumer)
+		info, err := r.consumer(ctx, t, consumer)
 		if errors.Is(err, ErrNotFound) {
 			return errGroupMoved
 		}
 		if err != nil {
 			return err
 		}
-		ends, err := b.pausedConsumer(ctx, t, consumer, info.TimeStamp.Add(within))
+		ends, err := r.pausedConsumer(ctx, t, consumer, info.TimeStamp.Add(within))
 		if err != nil || ends || within > 10*time.Second {
 			return err
 		}
@@ -117,14 +117,14 @@ func (b *Bus) resumeConsumer(ctx context.Context, t *topicInfo, consumer string)
 
 // pauseConsumer has the server deliver nothing until a time. It returns errGroupMoved when the
 // consumer is gone.
-func (b *Bus) pauseConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) error {
-	_, err := b.pausedConsumer(ctx, t, consumer, until)
+func (r *records) pauseConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) error {
+	_, err := r.pausedConsumer(ctx, t, consumer, until)
 	return err
 }
 
 // pausedConsumer is pauseConsumer. It reports whether the time was still to come.
-func (b *Bus) pausedConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) (bool, error) {
-	answer, err := b.js.PauseConsumer(ctx, t.stream.name, consumer, until)
+func (r *records) pausedConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) (bool, error) {
+	answer, err := r.js.PauseConsumer(ctx, t.stream.name, consumer, until)
 	if errors.Is(err, natsjs.ErrConsumerNotFound) {
 		return false, errGroupMoved
 	}

@@ -56,10 +56,10 @@ type Bus struct {
 	reads   *reads
 	access  *access
 	backups *backups
+	records *records
 
 	firstLetters firstLetters
 	lagEvents    lagEvents
-	generations  *generations
 	owners       *owners
 	schemas      *schemaTable
 	computing    computing
@@ -93,7 +93,6 @@ type Bus struct {
 	// keeping counts the paths of groups for which something is kept; bounded by what is kept
 	keeping   map[*group]int
 	lingering lingering
-	unsaved   unsaved
 	returns   returns       // of subscriptions without a Holder
 	resting   restingGroups // whose last member here has left
 	soon      soon
@@ -127,12 +126,12 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		core:   c,
 		subs:   make(map[*Subscription]struct{}),
 		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
-		unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)},
 	}
 	b.streams = newStreams(b.core)
 	b.reads = newReads(b.core, b.streams)
 	b.access = newAccess(b.core, b.streams)
 	b.backups = newBackups(b.core, b.streams)
+	b.records = newRecords(b.core, b.streams)
 	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
 	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
 	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
@@ -147,6 +146,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	}
 	b.schedules = newSchedules(b)
 	b.streams.streamHooks = streamHooks{equip: b.equip, keys: b.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.finishDeletion}
+	b.records.recordHooks = recordHooks{held: b.answerHeld, topicDeleted: b.topicDeleted, groupMoved: b.groupMoved, unfinished: b.endDeletion}
 	return b, nil
 }
 
@@ -167,7 +167,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.backups.checkRestored(ctx); err != nil {
 		return err
 	}
-	if b.generations, err = openGenerations(ctx, b); err != nil {
+	if err := b.records.open(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	if b.owners, err = openOwners(ctx, b); err != nil {
@@ -203,7 +203,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.clock.lastTick.Store(b.clock.now())
 	b.start(b.watchStalls)
 	b.start(b.askAgain)
-	b.start(b.generations.follow)
+	b.start(b.records.generations.follow)
 	b.owners.begin()
 	b.start(b.sweepGroups)
 	b.start(b.lookAfterBuckets)
@@ -338,7 +338,7 @@ func (b *Bus) askAgain() {
 			b.sweepLingering(now)
 			b.often.Sweep()
 			if l := b.links[0]; l.up.Load() {
-				b.saveUnsaved(l)
+				b.records.saveUnsaved(l)
 			}
 		}
 	}
@@ -378,7 +378,7 @@ func (b *Bus) linkReturning(l *link, now int64) {
 
 // linkBack has the subscriptions of a connection that is back go on.
 func (b *Bus) linkBack(l *link) {
-	b.saveUnsaved(l)
+	b.records.saveUnsaved(l)
 	b.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.restart()

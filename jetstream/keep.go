@@ -213,7 +213,7 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 		b.sayFull(t, false, "")
 		return nil
 	}
-	mine, err := b.takeTurn(ctx, removals, t.stream.name)
+	mine, err := b.records.takeTurn(ctx, removals, t.stream.name)
 	if err != nil {
 		return err
 	}
@@ -344,7 +344,7 @@ func (b *Bus) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo, n
 	lately := func(at *time.Time) bool { return at != nil && now.Sub(*at) < k.groupAge }
 	group, ours := c.Config.Metadata[metaGroup]
 	if ours && now.Sub(c.Created) > sweepAge {
-		ptr, err := b.generations.get(ctx, t, group)
+		ptr, err := b.records.generations.get(ctx, t, group)
 		if err != nil {
 			return false, err
 		}

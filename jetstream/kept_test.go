@@ -215,11 +215,11 @@ func TestANegativeNoteIsKept(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	subject := "$KV." + attemptsBucket + ".s.g.0.1"
-	b.keepNote(spareNote{subject, note{spared: -2}})
-	if got := b.unsaved.notes[subject].spared; got != -2 {
+	b.records.keepNote(spareNote{subject, note{spared: -2}})
+	if got := b.records.unsaved.notes[subject].spared; got != -2 {
 		t.Errorf("-2 is kept as %d", got)
 	}
-	b.saveUnsaved(b.links[0])
+	b.records.saveUnsaved(b.links[0])
 	eventually(t, "it is stored", func() bool {
 		m, err := b.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
 		return err == nil && string(m.data) == "-2"

@@ -189,7 +189,7 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 	doubtful := len(listed.missing[t.stream.name])+len(listed.missing[putBackStream]) > 0
 	ptr := generation{Generation: native.Generation{Consumer: consumers[0].Name}}
 	if len(consumers) > 1 || consumers[0].Stream != t.stream.name || doubtful {
-		if ptr, err = r.bus.generations.get(ctx, t, at.group); err != nil {
+		if ptr, err = r.bus.records.generations.get(ctx, t, at.group); err != nil {
 			return unknownLag(ctx, err)
 		}
 	}

@@ -173,9 +173,9 @@ func (g *group) report(f found) {
 	var losses []Loss
 	var err error
 	if f.returned != nil {
-		losses, err = b.noteReturned(ctx, g, f.returned)
+		losses, err = b.records.noteReturned(ctx, g, f.returned)
 	} else {
-		losses, err = b.noteLoss(ctx, g, f.gap)
+		losses, err = b.records.noteLoss(ctx, g, f.gap)
 	}
 	if err != nil && b.ctx.Err() == nil {
 		b.often.Log(ctx, slog.LevelWarn, "failed to note that a group has lost events; this hub reports them by itself", g.source(),

@@ -492,7 +492,7 @@ func TestBookOfAGroupThatIsNumberedAgain(t *testing.T) {
 		{"52 is gone", 51, 17, 53, 1, 1},
 	} {
 		w := gap{after: place{seq: c.after}, order: c.order, seq: c.seq, lost: c.lost}
-		n, err := b.newlyLost(t.Context(), at, &book, w, w.seq)
+		n, err := b.records.newlyLost(t.Context(), at, &book, w, w.seq)
 		if err != nil || n != c.newly {
 			t.Errorf("%s: %d are newly lost, want %d (%v)", c.why, n, c.newly, err)
 		}

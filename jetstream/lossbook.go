@@ -82,15 +82,15 @@ func purgeSubject(stream string) string { return "$KV." + retentionBucket + ".pu
 
 // noteLoss counts a gap, and returns what the members on this hub are to be told of it. The metric
 // counts on the hub that was first to note the gap. On an error, the hub counts by itself.
-func (b *Bus) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
+func (r *records) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 	alone := func(n uint64, err error) ([]Loss, error) {
-		b.countLost(g, n)
+		r.countLost(g, n)
 		return []Loss{bookedGap{Lost: n, Since: w.after.stored}.loss(g.topic.name)}, err
 	}
 	if w.seq <= w.after.seq+1 {
 		return nil, nil // a redelivery came late: nothing is in between
 	}
-	first, err := b.firstLeft(ctx, g.topic, w)
+	first, err := r.firstLeft(ctx, g.topic, w)
 	if err != nil {
 		return alone(w.lost, err)
 	}
@@ -100,14 +100,14 @@ func (b *Bus) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 	}
 	w.lost = min(w.lost, end-w.after.seq-1)
 	for {
-		book, err := b.lossBook(ctx, g.topic, g.name)
+		book, err := r.lossBook(ctx, g.topic, g.name)
 		if err != nil {
 			return alone(w.lost, err)
 		}
 		if book.Consumer != g.consumer {
 			book.Consumer, book.Order, book.Seq, book.Gaps = g.consumer, 0, 0, nil
 		}
-		n, err := b.newlyLost(ctx, g.topic, &book, w, end)
+		n, err := r.newlyLost(ctx, g.topic, &book, w, end)
 		if err != nil {
 			return alone(w.lost, err)
 		}
@@ -115,14 +115,14 @@ func (b *Bus) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 			return g.untold(&book, w), nil
 		}
 		book.add(w, n)
-		err = b.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
-		if errors.Is(err, errGroupMoved) && b.pause(ctx, bookAgain) == nil {
+		err = r.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
+		if errors.Is(err, errGroupMoved) && r.pause(ctx, bookAgain) == nil {
 			continue // another hub notes something at this moment
 		}
 		if err != nil {
 			return alone(n, err)
 		}
-		b.countLost(g, n)
+		r.countLost(g, n)
 		return g.untold(&book, w), nil
 	}
 }
@@ -131,8 +131,8 @@ func (b *Bus) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 const bookAgain = 5 * time.Millisecond
 
 // noteReturned counts events that the group's members gave back and that were removed since.
-func (b *Bus) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss, error) {
-	info, err := b.findStream(ctx, g.topic.stream.name)
+func (r *records) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss, error) {
+	info, err := r.findStream(ctx, g.topic.stream.name)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func (b *Bus) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss
 		return nil, nil
 	}
 	var purges purgeBook
-	if _, err := b.book(ctx, purgeSubject(g.topic.stream.name), &purges); err != nil {
+	if _, err := r.book(ctx, purgeSubject(g.topic.stream.name), &purges); err != nil {
 		return nil, err
 	}
 	if purges.Stream.Equal(g.topic.stream.created) {
@@ -154,23 +154,23 @@ func (b *Bus) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss
 	}
 	n := uint64(len(gone))
 	losses := []Loss{{Topic: g.topic.name, Events: n}}
-	b.countLost(g, n)
+	r.countLost(g, n)
 	for {
-		book, err := b.lossBook(ctx, g.topic, g.name)
+		book, err := r.lossBook(ctx, g.topic, g.name)
 		if err != nil {
 			return losses, err
 		}
 		book.Lost += n
 		book.AtMS = time.Now().UnixMilli()
-		err = b.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
-		if !errors.Is(err, errGroupMoved) || b.pause(ctx, bookAgain) != nil {
+		err = r.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
+		if !errors.Is(err, errGroupMoved) || r.pause(ctx, bookAgain) != nil {
 			return losses, err
 		}
 	}
 }
 
 // newlyLost is how much of a gap is not in the book yet.
-func (b *Bus) newlyLost(ctx context.Context, t *topicInfo, book *lossBook, w gap, end uint64) (uint64, error) {
+func (r *records) newlyLost(ctx context.Context, t *topicInfo, book *lossBook, w gap, end uint64) (uint64, error) {
 	n, after := w.lost, w.after.seq
 	switch {
 	case w.seq <= book.Seq:
@@ -187,7 +187,7 @@ func (b *Bus) newlyLost(ctx context.Context, t *topicInfo, book *lossBook, w gap
 		return 0, nil
 	}
 	var purges purgeBook
-	if _, err := b.book(ctx, purgeSubject(t.stream.name), &purges); err != nil {
+	if _, err := r.book(ctx, purgeSubject(t.stream.name), &purges); err != nil {
 		return 0, err
 	}
 	if !purges.Stream.Equal(t.stream.created) {
@@ -227,8 +227,8 @@ func (g *group) untold(book *lossBook, w gap) (losses []Loss) {
 }
 
 // countLost is the metric of a loss.
-func (b *Bus) countLost(g *group, n uint64) {
-	o := b.obs.Group(g.topic.name, g.name, g.timeToLive() > 0)
+func (r *records) countLost(g *group, n uint64) {
+	o := r.obs.Group(g.topic.name, g.name, g.timeToLive() > 0)
 	o.Lost(n)
 	o.Close()
 }
@@ -239,9 +239,9 @@ const leaderBehind = 200 * time.Millisecond
 
 // firstLeft is the first sequence that is left in the stream. A leader that has not applied yet
 // what another server has is asked again.
-func (b *Bus) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, error) {
-	for end := b.clock.now() + int64(leaderBehind); ; {
-		info, err := b.findStream(ctx, t.stream.name)
+func (r *records) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, error) {
+	for end := r.clock.now() + int64(leaderBehind); ; {
+		info, err := r.findStream(ctx, t.stream.name)
 		if err != nil {
 			return 0, err
 		}
@@ -249,19 +249,19 @@ func (b *Bus) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, error
 			return 0, errStreamGone
 		}
 		first, applied := info.State.FirstSeq, info.State.LastSeq >= w.seq
-		if applied && (first > w.after.seq+w.lost || info.Config.Replicas == 1 || b.clock.now() > end) {
+		if applied && (first > w.after.seq+w.lost || info.Config.Replicas == 1 || r.clock.now() > end) {
 			return first, nil
 		}
-		if err := b.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := r.pause(ctx, 20*time.Millisecond); err != nil {
 			return 0, fmt.Errorf("jetstream: stream %s: its leader is behind: %w", t.stream.name, err)
 		}
 	}
 }
 
 // lossBook reads the entry of a group; an empty one if there is none for this stream.
-func (b *Bus) lossBook(ctx context.Context, t *topicInfo, group string) (lossBook, error) {
+func (r *records) lossBook(ctx context.Context, t *topicInfo, group string) (lossBook, error) {
 	var book lossBook
-	rev, err := b.book(ctx, lossSubject(t, group), &book)
+	rev, err := r.book(ctx, lossSubject(t, group), &book)
 	if err != nil {
 		return lossBook{}, err
 	}
@@ -274,8 +274,8 @@ func (b *Bus) lossBook(ctx context.Context, t *topicInfo, group string) (lossBoo
 
 // book reads an entry at the leader, and returns its revision; 0 if there is none. What cannot be
 // read counts for nothing.
-func (b *Bus) book(ctx context.Context, subject string, into any) (uint64, error) {
-	m, err := b.lastBySubject(ctx, "KV_"+retentionBucket, subject)
+func (r *records) book(ctx context.Context, subject string, into any) (uint64, error) {
+	m, err := r.lastBySubject(ctx, "KV_"+retentionBucket, subject)
 	if errors.Is(err, ErrNotFound) {
 		return 0, nil
 	}
@@ -290,13 +290,13 @@ func unmarshalBook(m *storedMsg, into any) bool { return json.Unmarshal(m.data, 
 
 // putBook stores an entry that replaces the one of a revision. It returns errGroupMoved when
 // another was first.
-func (b *Bus) putBook(ctx context.Context, subject string, book any, revision uint64) error {
+func (r *records) putBook(ctx context.Context, subject string, book any, revision uint64) error {
 	value, err := json.Marshal(book)
 	if err != nil {
 		return err
 	}
 	m := &nats.Msg{Subject: subject, Data: value, Header: nats.Header{natsjs.ExpectedLastSubjSeqHeader: {strconv.FormatUint(revision, 10)}}}
-	_, err = b.write(ctx, "KV_"+retentionBucket, m)
+	_, err = r.write(ctx, "KV_"+retentionBucket, m)
 	if keyChanged(err) {
 		return errGroupMoved
 	}

@@ -184,17 +184,17 @@ func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
 	if !g.memory {
 		return
 	}
-	g.bus.storeMark(ctx, marksSubject(g.topic, g.name), g.mark(floor, false))
+	g.bus.records.storeMark(ctx, marksSubject(g.topic, g.name), g.mark(floor, false))
 }
 
 // storeMark stores a mark, or keeps it to be stored later.
-func (b *Bus) storeMark(ctx context.Context, subject string, m mark) {
-	reply, err := b.link().requestMsg(ctx, m.message(subject))
+func (r *records) storeMark(ctx context.Context, subject string, m mark) {
+	reply, err := r.link().requestMsg(ctx, m.message(subject))
 	if err == nil {
 		_, err = parsePubAck(reply.Data, "KV_"+marksBucket)
 	}
 	if err != nil {
-		b.keepMark(subject, m)
+		r.keepMark(subject, m)
 	}
 }
 
@@ -225,7 +225,7 @@ func (g *group) storeLastMark(ctx context.Context, l *link) {
 			return
 		}
 	}
-	g.bus.keepMark(subject, g.mark(g.bus.resumeAt(g)-1, true))
+	g.bus.records.keepMark(subject, g.mark(g.bus.resumeAt(g)-1, true))
 }
 
 // askFloor asks up to which event all is settled.
@@ -251,26 +251,26 @@ func (g *group) askFloor(ctx context.Context, l *link) (uint64, error) {
 // meanwhile may be taken for such that had none for their TTL.
 const maxKeptMarks = 10_000
 
-func (b *Bus) keepMark(subject string, m mark) {
-	b.unsaved.mu.Lock()
-	defer b.unsaved.mu.Unlock()
-	if _, known := b.unsaved.marks[subject]; !known && len(b.unsaved.marks) >= maxKeptMarks {
-		b.obs.LimitReached("marks")
+func (r *records) keepMark(subject string, m mark) {
+	r.unsaved.mu.Lock()
+	defer r.unsaved.mu.Unlock()
+	if _, known := r.unsaved.marks[subject]; !known && len(r.unsaved.marks) >= maxKeptMarks {
+		r.obs.LimitReached("marks")
 		return
 	}
-	b.unsaved.marks[subject] = m
+	r.unsaved.marks[subject] = m
 }
 
 // saveMark stores a kept mark, unless a newer one is there. It does not block.
-func (b *Bus) saveMark(l *link, subject string, m mark) {
+func (r *records) saveMark(l *link, subject string, m mark) {
 	done := func() {
-		b.unsaved.mu.Lock()
-		defer b.unsaved.mu.Unlock()
-		if b.unsaved.marks[subject].SeenMS == m.SeenMS {
-			delete(b.unsaved.marks, subject)
+		r.unsaved.mu.Lock()
+		defer r.unsaved.mu.Unlock()
+		if r.unsaved.marks[subject].SeenMS == m.SeenMS {
+			delete(r.unsaved.marks, subject)
 		}
 	}
-	b.askStored(l, marksBucket, subject, func(value []byte, err error) {
+	r.askStored(l, marksBucket, subject, func(value []byte, err error) {
 		if err != nil {
 			return // it stays
 		}
@@ -279,7 +279,7 @@ func (b *Bus) saveMark(l *link, subject string, m mark) {
 			done()
 			return
 		}
-		_ = l.ask(m.message(subject), b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+		_ = l.ask(m.message(subject), r.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
 			if err == nil && !noResponders(reply) {
 				done()
 			}
@@ -318,7 +318,7 @@ func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *genera
 		s.seq, s.maker, s.goesOn = min(b.resumeAt(live), state.LastSeq+1), live.maker, true
 		return s, nil
 	}
-	m, err := b.mark(ctx, t, j.group)
+	m, err := b.records.mark(ctx, t, j.group)
 	if err != nil {
 		return s, b.unavailable(err)
 	}
@@ -334,10 +334,10 @@ func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *genera
 }
 
 // mark reads a group's mark; nil if there is none.
-func (b *Bus) mark(ctx context.Context, t *topicInfo, name string) (*mark, error) {
+func (r *records) mark(ctx context.Context, t *topicInfo, name string) (*mark, error) {
 	subject := marksSubject(t, name)
-	kept := b.keptMark(subject)
-	msg, err := b.lastBySubject(ctx, "KV_"+marksBucket, subject)
+	kept := r.keptMark(subject)
+	msg, err := r.lastBySubject(ctx, "KV_"+marksBucket, subject)
 	if errors.Is(err, ErrNotFound) {
 		return kept, nil
 	}
@@ -355,10 +355,10 @@ func (b *Bus) mark(ctx context.Context, t *topicInfo, name string) (*mark, error
 }
 
 // keptMark is a mark that is not stored yet; nil if there is none.
-func (b *Bus) keptMark(subject string) *mark {
-	b.unsaved.mu.Lock()
-	defer b.unsaved.mu.Unlock()
-	if m, ok := b.unsaved.marks[subject]; ok {
+func (r *records) keptMark(subject string) *mark {
+	r.unsaved.mu.Lock()
+	defer r.unsaved.mu.Unlock()
+	if m, ok := r.unsaved.marks[subject]; ok {
 		return &m
 	}
 	return nil

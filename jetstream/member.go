@@ -479,7 +479,7 @@ func (d *Delivery) resolve() {
 		case ended && sure:
 			s.spare(d, nak)
 		case ended && d.knows != forgotten:
-			d.group.bus.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1, until: n.until}})
+			d.group.bus.records.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1, until: n.until}})
 			if nak {
 				d.sendInTime(nakNow)
 			}
@@ -631,7 +631,7 @@ func (m *member) verify(g *group) {
 		}()
 		ctx, cancel := context.WithTimeout(s.ctx, publishWait)
 		defer cancel()
-		info, err := s.bus.consumer(ctx, g.topic, g.consumer)
+		info, err := s.bus.records.consumer(ctx, g.topic, g.consumer)
 		if err == nil && native.ConsumerMade(info).Equal(g.created) || err != nil && !gone(err) {
 			return
 		}

@@ -21,7 +21,7 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	second := take(t, b, "late", "g", SubscribeOptions{MaxInFlight: 1, BatchSize: 1})
 	second.next()
 	topic := b.streams.known("late")
-	before, err := b.generations.get(t.Context(), topic, "g")
+	before, err := b.records.generations.get(t.Context(), topic, "g")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 		defer second.sub.mu.Unlock()
 		return !second.sub.members[0].attaching
 	})
-	after, err := b.generations.get(t.Context(), topic, "g")
+	after, err := b.records.generations.get(t.Context(), topic, "g")
 	if err != nil || after.revision != before.revision || after.Consumer != before.Consumer {
 		t.Errorf("the pointer went from %+v to %+v, %v", before, after, err)
 	}
@@ -56,7 +56,7 @@ func TestAGroupWithTTLThatWasDeletedKeepsItsName(t *testing.T) {
 	if got := k.payloads(1); got[0] != "2" {
 		t.Errorf("got %q", got)
 	}
-	if ptr, err := b.generations.get(t.Context(), b.streams.known("ttl"), "tab-1"); err != nil || ptr.revision != 0 {
+	if ptr, err := b.records.generations.get(t.Context(), b.streams.known("ttl"), "tab-1"); err != nil || ptr.revision != 0 {
 		t.Errorf("a pointer was stored: %+v, %v", ptr, err)
 	}
 }

@@ -289,7 +289,7 @@ func (w *owner) listen() broken {
 	}
 	var info *natsjs.ConsumerInfo
 	if err == nil {
-		info, err = w.bus.consumer(ctx, w.group.topic, w.group.consumer)
+		info, err = w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
 	}
 	if gone(err) {
 		cancel()
@@ -383,7 +383,7 @@ func (w *owner) subscribe(order uint64, window int) error {
 
 // joinQueue has the owner pull what was put back to the group, too.
 func (w *owner) joinQueue(ctx context.Context) {
-	ptr, err := w.bus.generations.get(ctx, w.group.topic, w.group.name)
+	ptr, err := w.bus.records.generations.get(ctx, w.group.topic, w.group.name)
 	if err != nil || ptr.Deleted {
 		return // a change of it is heard of
 	}
@@ -577,7 +577,7 @@ func (w *owner) room(missing int) {
 func (w *owner) gather(late bool) (more bool) {
 	ctx, cancel := context.WithTimeout(w.bus.ctx, noteWait)
 	defer cancel()
-	info, err := w.bus.consumer(ctx, w.group.topic, w.group.consumer)
+	info, err := w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
 	if err != nil {
 		if gone(err) {
 			w.broke(brokenGone)

@@ -75,7 +75,7 @@ func (w *owner) missed(now int64) {
 	}
 	ctx, cancel := context.WithTimeout(w.bus.ctx, settleWait)
 	defer cancel()
-	info, err := w.bus.consumer(ctx, w.group.topic, w.group.consumer)
+	info, err := w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
 	if err != nil {
 		return
 	}

@@ -585,7 +585,7 @@ func (w *owner) noteDelay(d *Delivery, delay time.Duration) {
 		w.bus.obs.LimitReached("attempts_known")
 	}
 	if delay >= minDelay {
-		w.bus.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) {})
+		w.bus.records.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) {})
 	}
 }
 
@@ -608,7 +608,7 @@ func (w *owner) noteDelays() {
 		n := note{spared: d.spared, until: time.Now().Add(rest + time.Millisecond - 1).UnixMilli()}
 		s.mu.Unlock()
 		stored.Add(1)
-		w.bus.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) { stored.Done() })
+		w.bus.records.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) { stored.Done() })
 	}
 	stored.Wait()
 }

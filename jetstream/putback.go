@@ -181,7 +181,7 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, pa
 		return nil, nil, err
 	}
 	t := b.putBackTopic(topic, stream)
-	info, err := b.consumer(ctx, t, queue)
+	info, err := b.records.consumer(ctx, t, queue)
 	if err == nil || !gone(err) {
 		return t, info, err
 	}
@@ -198,7 +198,7 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, pa
 	}
 	c, err := b.js.CreateConsumer(ctx, putBackStream, cfg)
 	if errors.Is(err, natsjs.ErrConsumerExists) {
-		info, err = b.consumer(ctx, t, queue)
+		info, err = b.records.consumer(ctx, t, queue)
 		return t, info, err
 	}
 	if err != nil {
@@ -211,7 +211,7 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, pa
 // returns ErrNotFound for a group that does not exist.
 func (b *Bus) groupQueue(ctx context.Context, t *topicInfo, group string) (string, error) {
 	for range 8 {
-		ptr, err := b.generations.get(ctx, t, group)
+		ptr, err := b.records.generations.get(ctx, t, group)
 		if err != nil {
 			return "", err
 		}
@@ -228,14 +228,14 @@ func (b *Bus) groupQueue(ctx context.Context, t *topicInfo, group string) (strin
 		if _, _, err := b.openQueue(ctx, t.name, group, next.PutBack, ttl, ptr.Paused); err != nil {
 			return "", err
 		}
-		_, err = b.generations.swap(ctx, t, group, ptr, next) // members hear of it by that
+		_, err = b.records.generations.swap(ctx, t, group, ptr, next) // members hear of it by that
 		if err == nil {
 			return next.PutBack, nil
 		}
 		if !errors.Is(err, errGroupMoved) {
 			return "", err // the outcome is unknown: the sweeper removes what is no group's
 		}
-		b.deleteConsumer(ctx, putBackStream, next.PutBack)
+		b.records.deleteConsumer(ctx, putBackStream, next.PutBack)
 	}
 	return "", &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
@@ -243,7 +243,7 @@ func (b *Bus) groupQueue(ctx context.Context, t *topicInfo, group string) (strin
 // hasTTL reports whether a group ends when it has had no member for its TTL, and takes its queue
 // along. It returns ErrNotFound for a group that does not exist.
 func (b *Bus) hasTTL(ctx context.Context, t *topicInfo, group string, ptr *generation) (bool, error) {
-	info, err := b.groupConsumer(ctx, t, ptr)
+	info, err := b.records.groupConsumer(ctx, t, ptr)
 	if err == nil {
 		return !ptr.Durable && info.Config.InactiveThreshold > 0, nil
 	}
@@ -263,7 +263,7 @@ func (b *Bus) waitsForServer(ctx context.Context, t *topicInfo, group string, pt
 	if ptr.Deleted {
 		return false, nil
 	}
-	m, err := b.mark(ctx, t, group)
+	m, err := b.records.mark(ctx, t, group)
 	if err != nil || m == nil {
 		return false, err
 	}
@@ -276,7 +276,7 @@ func (b *Bus) putBackCount(ctx context.Context, queue string) (waiting, leased u
 	if queue == "" {
 		return 0, 0, nil
 	}
-	info, err := b.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, queue)
+	info, err := b.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, queue)
 	if gone(err) {
 		return 0, 0, nil
 	}
@@ -421,14 +421,14 @@ func (b *Bus) queueStays(ctx context.Context, topic, group string, queue *natsjs
 	if err != nil {
 		return false, err
 	}
-	ptr, err := b.generations.get(ctx, t, group)
+	ptr, err := b.records.generations.get(ctx, t, group)
 	if err != nil || ptr.Deleted || ptr.PutBack != queue.Name {
 		return false, err
 	}
 	if queue.Config.Metadata[metaTTL] == "" || ptr.Durable {
 		return true, nil
 	}
-	if _, err := b.groupConsumer(ctx, t, &ptr); !gone(err) {
+	if _, err := b.records.groupConsumer(ctx, t, &ptr); !gone(err) {
 		return true, err
 	}
 	if alive, err := b.waitsForServer(ctx, t, group, &ptr); err != nil || alive {
@@ -436,7 +436,7 @@ func (b *Bus) queueStays(ctx context.Context, topic, group string, queue *natsjs
 	}
 	next := ptr
 	next.PutBack = ""
-	_, err = b.generations.swap(ctx, t, group, ptr, next)
+	_, err = b.records.generations.swap(ctx, t, group, ptr, next)
 	if errors.Is(err, errGroupMoved) {
 		return true, nil // somebody has come
 	}

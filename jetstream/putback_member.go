@@ -69,7 +69,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 	if err != nil {
 		return nil, err
 	}
-	ptr, err := b.generations.get(ctx, t, s.group)
+	ptr, err := b.records.generations.get(ctx, t, s.group)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ func queueOfGroup(t *testing.T, b *Bus, topic string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ptr, err := b.generations.get(t.Context(), at, "g")
+	ptr, err := b.records.generations.get(t.Context(), at, "g")
 	if err != nil || ptr.PutBack == "" {
 		t.Fatalf("%+v, %v", ptr, err)
 	}
@@ -199,7 +199,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	letters := letterList(t, b, LetterFilter{})
 	redriveAll(t, b, LetterFilter{EventID: letters[0].Event.ID}, RedriveOptions{})
 	queue := func() string {
-		ptr, err := b.generations.get(t.Context(), b.streams.known("gone"), "g")
+		ptr, err := b.records.generations.get(t.Context(), b.streams.known("gone"), "g")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -253,11 +253,11 @@ func (r *redrive) groupExists(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ptr, err := b.generations.get(ctx, t, r.filter.Group)
+	ptr, err := b.records.generations.get(ctx, t, r.filter.Group)
 	if err != nil {
 		return b.unavailable(err)
 	}
-	if _, err = b.groupConsumer(ctx, t, &ptr); err == nil {
+	if _, err = b.records.groupConsumer(ctx, t, &ptr); err == nil {
 		return nil
 	}
 	if !gone(err) {

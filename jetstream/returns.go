@@ -172,7 +172,7 @@ func (b *Bus) noteMany(back returned) {
 		var left []*Delivery
 		if left, err = b.tryNoteMany(back); err == nil {
 			for _, d := range left {
-				b.noteSpared(back.s.link, spareNote{d.attemptsSubject(), note{spared: d.spared + 1}}, func(bool) {})
+				b.records.noteSpared(back.s.link, spareNote{d.attemptsSubject(), note{spared: d.spared + 1}}, func(bool) {})
 			}
 			return
 		}
@@ -187,7 +187,7 @@ func (b *Bus) noteMany(back returned) {
 	}
 	b.log.Debug("failed to note deliveries that no client had", slog.Any("error", err))
 	for _, d := range back.ds {
-		b.keepNote(spareNote{d.attemptsSubject(), note{spared: d.spared + 1}})
+		b.records.keepNote(spareNote{d.attemptsSubject(), note{spared: d.spared + 1}})
 	}
 }
 
@@ -305,7 +305,7 @@ func (g *group) lookForSpared(l *link) {
 	if len(waiting) == 0 {
 		return
 	}
-	g.bus.askStored(l, attemptsBucket, g.sparedSubject(), func(value []byte, err error) {
+	g.bus.records.askStored(l, attemptsBucket, g.sparedSubject(), func(value []byte, err error) {
 		var runs native.SparedRuns
 		if err == nil && len(value) > 0 {
 			_ = json.Unmarshal(value, &runs) // what cannot be read says nothing

@@ -111,7 +111,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, turnTime)
 		defer cancel()
-		mine, err := b.turnOfMove(ctx, t)
+		mine, err := b.records.turnOfMove(ctx, t)
 		if err != nil {
 			return moved, nil, b.unavailable(err)
 		}
@@ -124,11 +124,11 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 			return moved, nil, err
 		}
 	}
-	ptr, err := b.generations.get(ctx, t, group)
+	ptr, err := b.records.generations.get(ctx, t, group)
 	if err != nil {
 		return moved, nil, b.unavailable(err)
 	}
-	info, err := b.groupConsumer(ctx, t, &ptr)
+	info, err := b.records.groupConsumer(ctx, t, &ptr)
 	missing := errors.Is(err, ErrNotFound)
 	if missing && !how.creates {
 		return moved, nil, ErrNotFound
@@ -146,7 +146,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 			err = errGroupMoved
 		}
 		if err != nil {
-			err = b.unavailableUnless(err, errGroupMoved)
+			err = b.records.unavailableUnless(err, errGroupMoved)
 		}
 	} else {
 		taken.to, err = b.aimOf(ctx, t, group, to, state, info)
@@ -169,7 +169,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	taken.end(err == nil)
 	if err != nil {
 		certain = made == nil || errors.Is(err, errGroupMoved)
-		return moved, nil, b.unavailableUnless(err, errGroupMoved)
+		return moved, nil, b.records.unavailableUnless(err, errGroupMoved)
 	}
 	b.log.InfoContext(ctx, "group moved", slog.String("topic", topic), slog.String("group", group), slog.Uint64("start", at.seq))
 	return moved, info, nil
@@ -225,7 +225,7 @@ func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position
 		seq, err := b.stepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
 		return aim{start: seq}, err
 	case atBookmark:
-		return b.aimAtBookmark(ctx, t, group, to.id, state)
+		return b.records.aimAtBookmark(ctx, t, group, to.id, state)
 	case atPlace:
 		if info == nil {
 			return aim{}, ErrNotFound
@@ -303,7 +303,7 @@ func (b *Bus) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, 
 		return 0, b.unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err))
 	}
 	info := c.CachedInfo()
-	b.deleteConsumer(ctx, t.stream.name, info.Name)
+	b.records.deleteConsumer(ctx, t.stream.name, info.Name)
 	return info.NumPending, nil
 }
 

@@ -133,9 +133,9 @@ type takeover struct {
 // was leased then comes again after AckWait.
 func (b *Bus) takeOver(ctx context.Context, t *topicInfo, group string, ptr *generation, state natsjs.StreamState) (*takeover, error) {
 	within, cancel := context.WithTimeout(ctx, takeOverWait)
-	info, err := b.groupConsumer(within, t, ptr)
+	info, err := b.records.groupConsumer(within, t, ptr)
 	if err == nil && !ptr.Paused {
-		err = b.pauseConsumer(within, t, ptr.Consumer, info.TimeStamp.Add(takeOverPause))
+		err = b.records.pauseConsumer(within, t, ptr.Consumer, info.TimeStamp.Add(takeOverPause))
 	}
 	taken := &takeover{ctx: within, end: func(moved bool) {
 		cancel()
@@ -278,7 +278,7 @@ func (b *Bus) heldOf(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInf
 func (b *Bus) askPending(ctx context.Context, t *topicInfo, ptr *generation) (pending []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
 	deadline := time.Now().Add(pendingWait)
 	for round := 1; ; round++ {
-		before, err := b.groupConsumer(ctx, t, ptr)
+		before, err := b.records.groupConsumer(ctx, t, ptr)
 		if err != nil {
 			return nil, nil, false, err
 		}
@@ -297,7 +297,7 @@ func (b *Bus) askPending(ctx context.Context, t *topicInfo, ptr *generation) (pe
 		if err != nil && ctx.Err() == nil {
 			b.often.Log(ctx, slog.LevelWarn, "failed to ask NATS for the unsettled events of a group; asking again", t.name, slog.String("topic", t.name), slog.Any("error", err))
 		}
-		after, err := b.groupConsumer(ctx, t, ptr)
+		after, err := b.records.groupConsumer(ctx, t, ptr)
 		if err != nil {
 			return nil, nil, false, err
 		}

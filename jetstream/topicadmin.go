@@ -360,7 +360,7 @@ func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (remo
 	}
 	for {
 		var book purgeBook
-		rev, err := b.book(ctx, purgeSubject(t.stream.name), &book)
+		rev, err := b.records.book(ctx, purgeSubject(t.stream.name), &book)
 		if err != nil {
 			return 0, err
 		}
@@ -375,7 +375,7 @@ func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (remo
 			book.Purges = book.Purges[len(book.Purges)-maxPurges+1:]
 		}
 		book.Purges = append(book.Purges, purged{From: info.State.FirstSeq, To: before})
-		err = b.putBook(ctx, purgeSubject(t.stream.name), &book, rev)
+		err = b.records.putBook(ctx, purgeSubject(t.stream.name), &book, rev)
 		if errors.Is(err, errGroupMoved) && b.pause(ctx, bookAgain) == nil {
 			continue
 		}
@@ -450,7 +450,7 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 // finishes the deletion.
 func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	b, name := t.bus, at.stream.name
-	rev, err := b.generations.markDeleted(ctx, at.stream, t.name, 0)
+	rev, err := b.records.generations.markDeleted(ctx, at.stream, t.name, 0)
 	if err != nil {
 		return err
 	}
@@ -458,8 +458,8 @@ func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 		return err
 	}
 	b.streams.forget(at.stream)
-	if _, err := b.generations.markDeleted(ctx, at.stream, t.name, rev); errors.Is(err, errGroupMoved) {
-		mark, err := b.generations.deletion(ctx, name)
+	if _, err := b.records.generations.markDeleted(ctx, at.stream, t.name, rev); errors.Is(err, errGroupMoved) {
+		mark, err := b.records.generations.deletion(ctx, name)
 		if err == nil && !mark.Deleted {
 			err = fmt.Errorf("jetstream: the mark that stream %s was deleted is gone", name)
 		}
@@ -497,7 +497,7 @@ func (b *Bus) marked(ctx context.Context, stream string, mark generation) (bool,
 // takeBack removes the mark of a deletion that was cut off, if the mark has the revision and the
 // stream is there. The mark must be older than any deletion that is under way.
 func (b *Bus) takeBack(ctx context.Context, stream string, revision uint64) error {
-	mark, err := b.generations.deletion(ctx, stream)
+	mark, err := b.records.generations.deletion(ctx, stream)
 	if err != nil || mark.Unfinished == "" || mark.revision != revision {
 		return err
 	}
@@ -506,6 +506,17 @@ func (b *Bus) takeBack(ctx context.Context, stream string, revision uint64) erro
 		return err
 	}
 	return b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
+}
+
+// endDeletion finishes a deletion whose hub died, or takes its mark back.
+func (b *Bus) endDeletion(ctx context.Context, stream string, revision uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	if err := b.takeBack(ctx, stream, revision); err != nil {
+		return err
+	}
+	_, err := b.finishDeletion(ctx, stream)
+	return err
 }
 
 // finishDeletion removes what a stream that was deleted has left, and then says so in its mark. It
@@ -518,7 +529,7 @@ func (b *Bus) takeBack(ctx context.Context, stream string, revision uint64) erro
 // nothing behind that: so nothing is removed of the topic that was created again.
 func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 	for {
-		mark, err := b.generations.deletion(ctx, stream)
+		mark, err := b.records.generations.deletion(ctx, stream)
 		if err != nil || mark.Unfinished == "" {
 			return false, err
 		}
@@ -543,7 +554,7 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 			}
 			ends[s[0]] = info.State.LastSeq
 		}
-		now, err := b.generations.deletion(ctx, stream)
+		now, err := b.records.generations.deletion(ctx, stream)
 		if err != nil {
 			return false, err
 		}
@@ -565,7 +576,7 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 				return false, err
 			}
 		}
-		if err := b.generations.finished(ctx, stream, mark); !errors.Is(err, errGroupMoved) {
+		if err := b.records.generations.finished(ctx, stream, mark); !errors.Is(err, errGroupMoved) {
 			return true, err
 		}
 	}

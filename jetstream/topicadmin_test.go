@@ -185,7 +185,7 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 	if stale.Load() == 0 {
 		t.Error("the deletion did not ask for the stream")
 	}
-	if mark, err := b.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.stream.created) || mark.Unfinished != "" {
+	if mark, err := b.records.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.stream.created) || mark.Unfinished != "" {
 		t.Errorf("the mark of the deletion is %+v, %v", mark, err)
 	}
 	if _, err := b.findStream(t.Context(), was.bucket.stream); !errors.Is(err, ErrNotFound) {
@@ -213,7 +213,7 @@ func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.generations.markDeleted(t.Context(), at.stream, "orders", 0); err != nil {
+	if _, err := b.records.generations.markDeleted(t.Context(), at.stream, "orders", 0); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the member ends", func() bool { return len(ended) == 1 })
@@ -229,7 +229,7 @@ func TestTheSweepTakesBackMarks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rev, err := b.generations.markDeleted(t.Context(), at.stream, "orders", 0)
+	rev, err := b.records.generations.markDeleted(t.Context(), at.stream, "orders", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,16 +238,16 @@ func TestTheSweepTakesBackMarks(t *testing.T) {
 	if _, err := b.finishDeletion(ctx, "orders"); err == nil {
 		t.Error("a deletion is finished whose stream is there")
 	}
-	if err := errors.Join(b.takeBack(t.Context(), "orders", rev-1), b.generations.sweep(t.Context(), time.Hour)); err != nil {
+	if err := errors.Join(b.takeBack(t.Context(), "orders", rev-1), b.records.generations.sweep(t.Context(), time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, err := b.generations.deleted(t.Context(), at.stream); err != nil || !deleted {
+	if deleted, err := b.records.generations.deleted(t.Context(), at.stream); err != nil || !deleted {
 		t.Errorf("a young mark is gone: %v", err)
 	}
-	if err := b.generations.sweep(t.Context(), 0); err != nil {
+	if err := b.records.generations.sweep(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, err := b.generations.deleted(t.Context(), at.stream); err != nil || deleted {
+	if deleted, err := b.records.generations.deleted(t.Context(), at.stream); err != nil || deleted {
 		t.Errorf("the stream is marked as deleted: %t, %v", deleted, err)
 	}
 	if got := topicState(t, b, "orders").Events; got != 1 {

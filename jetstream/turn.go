@@ -15,7 +15,7 @@ import (
 // noted before it. The sequences of the notes decide, so the two never wait for each other.
 // Removals do not wait for removals, nor moves for moves.
 type turn struct {
-	bus     *Bus
+	records *records
 	stream  string
 	subject string
 	seq     uint64
@@ -43,9 +43,9 @@ func (k turnKind) subject(stream string) string {
 
 // takeTurn notes that something begins. The caller calls end when its outcome is certain, and
 // otherwise leaves the note to its age.
-func (b *Bus) takeTurn(ctx context.Context, kind turnKind, stream string) (*turn, error) {
-	t := &turn{bus: b, stream: stream, subject: kind.subject(stream) + rand.Text()}
-	ack, err := b.write(ctx, "KV_"+retentionBucket, &nats.Msg{Subject: t.subject})
+func (r *records) takeTurn(ctx context.Context, kind turnKind, stream string) (*turn, error) {
+	t := &turn{records: r, stream: stream, subject: kind.subject(stream) + rand.Text()}
+	ack, err := r.write(ctx, "KV_"+retentionBucket, &nats.Msg{Subject: t.subject})
 	if err != nil {
 		t.end(ctx) // the note may have been stored
 		return nil, err
@@ -58,8 +58,8 @@ func (b *Bus) takeTurn(ctx context.Context, kind turnKind, stream string) (*turn
 func (t *turn) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	if err := t.bus.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.bus.ctx.Err() == nil {
-		t.bus.often.Log(ctx, slog.LevelWarn, "failed to take back a note; others wait for it until it is old", t.stream,
+	if err := t.records.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.records.ctx.Err() == nil {
+		t.records.often.Log(ctx, slog.LevelWarn, "failed to take back a note; others wait for it until it is old", t.stream,
 			slog.String("note", t.subject), slog.Duration("age", turnAge), slog.Any("error", err))
 	}
 }
@@ -67,24 +67,24 @@ func (t *turn) end(ctx context.Context) {
 // first reports whether nothing of another kind that began before has still to end. It removes
 // notes that are too old.
 func (t *turn) first(ctx context.Context, other turnKind) (bool, error) {
-	b := t.bus
+	r := t.records
 	for from := uint64(1); ; {
-		m, err := b.leaderNext(ctx, "KV_"+retentionBucket, from, time.Time{}, []string{other.subject(t.stream) + "*"})
+		m, err := r.leaderNext(ctx, "KV_"+retentionBucket, from, time.Time{}, []string{other.subject(t.stream) + "*"})
 		if err != nil {
 			return false, err
 		}
 		if m == nil || m.seq >= t.seq {
 			return true, nil
 		}
-		info, err := b.findStream(ctx, "KV_"+retentionBucket)
+		info, err := r.findStream(ctx, "KV_"+retentionBucket)
 		if err != nil {
 			return false, err
 		}
 		if info.TimeStamp.Sub(m.time) < turnAge {
 			return false, nil
 		}
-		b.log.WarnContext(ctx, "a hub that has not finished is waited for no longer", slog.String("note", m.subject))
-		if err := b.purge(ctx, retentionBucket, m.subject, 0); err != nil {
+		r.log.WarnContext(ctx, "a hub that has not finished is waited for no longer", slog.String("note", m.subject))
+		if err := r.purge(ctx, retentionBucket, m.subject, 0); err != nil {
 			return false, err
 		}
 		from = m.seq + 1
@@ -93,8 +93,8 @@ func (t *turn) first(ctx context.Context, other turnKind) (bool, error) {
 
 // turnOfMove begins the turn of a move on a topic that rejects, and waits for removals that began
 // before.
-func (b *Bus) turnOfMove(ctx context.Context, t *topicInfo) (*turn, error) {
-	mine, err := b.takeTurn(ctx, moves, t.stream.name)
+func (r *records) turnOfMove(ctx context.Context, t *topicInfo) (*turn, error) {
+	mine, err := r.takeTurn(ctx, moves, t.stream.name)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (b *Bus) turnOfMove(ctx context.Context, t *topicInfo) (*turn, error) {
 			return mine, nil
 		}
 		if err == nil {
-			err = b.pause(ctx, turnLook)
+			err = r.pause(ctx, turnLook)
 		}
 		if err != nil {
 			mine.end(ctx)

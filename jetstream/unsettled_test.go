@@ -174,11 +174,11 @@ func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	l := b.links[0]
 	subject := "$KV." + attemptsBucket + ".s.g.0.1"
-	b.keepNote(spareNote{subject, note{spared: 1}}) // no leader then: the connection stays
+	b.records.keepNote(spareNote{subject, note{spared: 1}}) // no leader then: the connection stays
 	done := make(chan struct{})
-	b.noteSpared(l, spareNote{subject, note{spared: 5}}, func(bool) { close(done) })
+	b.records.noteSpared(l, spareNote{subject, note{spared: 5}}, func(bool) { close(done) })
 	<-done
-	b.saveUnsaved(l)                     // the connection breaks and comes back, some time later
+	b.records.saveUnsaved(l)             // the connection breaks and comes back, some time later
 	<-time.After(100 * time.Millisecond) // the time under test
 	m, err := b.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
 	if err != nil || string(m.data) != "5" {
