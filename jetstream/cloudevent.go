@@ -40,11 +40,11 @@ func (r *TopicRule) checkCloudEvents(check func(ok bool, fields []string, format
 
 // cloudSource returns the source of the attributes that are added as headers to events of a topic,
 // or "" if none are. t is nil if this hub has not met the topic.
-func (b *Bus) cloudSource(topic string, t *topicInfo) string {
+func (p *publishing) cloudSource(topic string, t *topicInfo) string {
 	if t != nil {
 		return t.source
 	}
-	if rule := b.rule(topic).CloudEvents; rule.Headers {
+	if rule := p.rule(topic).CloudEvents; rule.Headers {
 		return rule.Source
 	}
 	return ""

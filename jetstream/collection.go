@@ -20,7 +20,7 @@ var collectionName = regexp.MustCompile(`^[a-z0-9_-]{1,128}$`)
 // at the bucket's leader, so it sees every confirmed write. The methods may be called concurrently.
 // Get, Put and Delete cost one request to the server each. A Collection needs no closing.
 type Collection struct {
-	bus    *Bus
+	reads  *reads
 	name   string
 	prefix string // of its subjects
 }
@@ -43,10 +43,10 @@ type Entry struct {
 
 // Collections gives access to the KV buckets in which a program keeps its own state. It is a small
 // value that costs nothing to create. Its methods may be called concurrently.
-type Collections struct{ bus *Bus }
+type Collections struct{ reads *reads }
 
 // Collections gives access to the KV buckets of the program.
-func (b *Bus) Collections() Collections { return Collections{b} }
+func (b *Bus) Collections() Collections { return Collections{b.reads} }
 
 // Open opens the bucket with the given name (1..128 of a-z, 0-9, _ and -), and creates it if it
 // does not exist.
@@ -57,36 +57,36 @@ func (c Collections) Open(ctx context.Context, name string) (*Collection, error)
 // OpenWithTTL is Open for a bucket from which the server removes each entry ttl after its last
 // write, without a mark. A bucket that exists keeps the ttl with which it was created.
 func (c Collections) OpenWithTTL(ctx context.Context, name string, ttl time.Duration) (*Collection, error) {
-	b := c.bus
+	r := c.reads
 	if !collectionName.MatchString(name) {
 		return nil, fmt.Errorf("jetstream: collection %q: must be 1 to 128 characters of a-z, 0-9, _ and -", name)
 	}
-	_, err := b.js.KeyValue(ctx, name)
+	_, err := r.js.KeyValue(ctx, name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		cfg := natsjs.KeyValueConfig{Bucket: name, Description: collectionNote, Replicas: b.cfg.Replicas, TTL: ttl}
-		if b.cfg.MemoryStorage {
+		cfg := natsjs.KeyValueConfig{Bucket: name, Description: collectionNote, Replicas: r.cfg.Replicas, TTL: ttl}
+		if r.cfg.MemoryStorage {
 			cfg.Storage = natsjs.MemoryStorage
 		}
-		_, err = b.js.CreateKeyValue(ctx, cfg)
+		_, err = r.js.CreateKeyValue(ctx, cfg)
 		if errors.Is(err, natsjs.ErrBucketExists) {
 			err = nil // another hub was first
 		}
 	}
 	if err != nil {
-		return nil, b.unavailable(fmt.Errorf("jetstream: bucket %s: %w", name, err))
+		return nil, r.unavailable(fmt.Errorf("jetstream: bucket %s: %w", name, err))
 	}
-	return &Collection{bus: b, name: name, prefix: "$KV." + name + "."}, nil
+	return &Collection{reads: r, name: name, prefix: "$KV." + name + "."}, nil
 }
 
 // Delete removes a collection with its content. Deleting a collection that does not exist is no
 // error.
 func (c Collections) Delete(ctx context.Context, name string) error {
-	b := c.bus
+	r := c.reads
 	if !collectionName.MatchString(name) {
 		return nil
 	}
-	if err := b.js.DeleteKeyValue(ctx, name); err != nil && !errors.Is(err, natsjs.ErrBucketNotFound) {
-		return b.unavailable(fmt.Errorf("jetstream: delete bucket %s: %w", name, err))
+	if err := r.js.DeleteKeyValue(ctx, name); err != nil && !errors.Is(err, natsjs.ErrBucketNotFound) {
+		return r.unavailable(fmt.Errorf("jetstream: delete bucket %s: %w", name, err))
 	}
 	return nil
 }
@@ -99,12 +99,12 @@ func (c *Collection) stream() string { return "KV_" + c.name }
 // Get reads a key. The entry of an unknown key has Revision 0. The entry of a deleted key has no
 // value.
 func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
-	m, err := c.bus.lastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
+	m, err := c.reads.lastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
 	if errors.Is(err, ErrNotFound) {
 		return &Entry{Key: key}, nil
 	}
 	if err != nil {
-		return nil, c.bus.unavailable(err)
+		return nil, c.reads.unavailable(err)
 	}
 	return c.entry(m), nil
 }
@@ -132,7 +132,7 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 
 // MaxValue returns the maximum size of a value in bytes at present: the server's max_payload less
 // 64 KiB.
-func (c *Collection) MaxValue() int { return int(c.bus.publisher.link.nc.MaxPayload()) - payloadMargin }
+func (c *Collection) MaxValue() int { return int(c.reads.links[0].nc.MaxPayload()) - payloadMargin }
 
 // Put replaces the entry of revision old (0: the key has none) and returns the new revision. key
 // has 1..512 bytes. Names of headers must not begin with Nats-, Event- or KV-. Put stores nothing
@@ -164,12 +164,12 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 		h["KV-Operation"] = []string{"DEL"}
 	}
 	msg := &nats.Msg{Subject: c.prefix + keyToken(key), Header: h, Data: value}
-	ack, err := c.bus.write(ctx, c.stream(), msg)
+	ack, err := c.reads.write(ctx, c.stream(), msg)
 	if keyChanged(err) {
 		return 0, ErrKeyChanged
 	}
 	if err != nil {
-		return 0, c.bus.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
+		return 0, c.reads.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
 	}
 	return ack.Seq, nil
 }
@@ -187,20 +187,20 @@ func keyChanged(err error) bool {
 // has caught up with the writers. It stops when f returns an error, and returns that error. Each
 // may read at a replica that lags behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
-	_, err := c.bus.reads.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
+	_, err := c.reads.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}
-	return c.bus.reads.readFailed(err)
+	return c.reads.readFailed(err)
 }
 
 // Follow calls f with the current entry of a key, if there is one, and with each later entry. It
 // ends when ctx ends or f returns an error, and returns the error. Of entries that follow each
 // other closely, Follow may skip all but the last.
 func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) error) error {
-	kv, err := c.bus.js.KeyValue(ctx, c.name)
+	kv, err := c.reads.js.KeyValue(ctx, c.name)
 	if err != nil {
-		return c.bus.unavailable(err)
+		return c.reads.unavailable(err)
 	}
 	// When ctx ends while the server makes the consumer, the consumer would stay behind: so the
 	// watch has a context of its own, and Stop ends both. Making it is bounded by the client's
@@ -209,7 +209,7 @@ func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) erro
 	defer end()
 	w, err := kv.Watch(watching, keyToken(key))
 	if err != nil {
-		return c.bus.unavailable(err)
+		return c.reads.unavailable(err)
 	}
 	defer func() { _ = w.Stop() }()
 	for {
@@ -218,7 +218,7 @@ func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) erro
 			return ctx.Err()
 		case u, open := <-w.Updates():
 			if !open {
-				return c.bus.unavailable(errors.New("jetstream: the watch ended"))
+				return c.reads.unavailable(errors.New("jetstream: the watch ended"))
 			}
 			if u == nil {
 				continue // the end of what was there

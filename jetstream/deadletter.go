@@ -92,7 +92,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 			original = e
 		} // else retention has removed it: what is known of it must do
 	}
-	return q.bus.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.failure.Reason, attempts: l.failure.Attempt, at: time.UnixMilli(l.failure.At), id: d.deadID()})
+	return q.bus.publishing.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.failure.Reason, attempts: l.failure.Attempt, at: time.UnixMilli(l.failure.At), id: d.deadID()})
 }
 
 // prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A
@@ -175,14 +175,14 @@ type deadEvent struct {
 
 // storeLetter stores a dead letter, and returns once it is stored. One that does not fit into a
 // message, or into the messages that its stream takes, is stored without the payload.
-func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
+func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
 	// not admitted: a letter is larger than what it wraps, and has no key
-	t, err := b.streams.topic(ctx, dlqPrefix+l.original.Topic, "")
+	t, err := p.streams.topic(ctx, dlqPrefix+l.original.Topic, "")
 	if err != nil {
 		return err
 	}
 	letter := l.letter().Append(nil)
-	bare := len(letter) > int(b.publisher.link.nc.MaxPayload())-deadMargin
+	bare := len(letter) > int(p.publisher.link.nc.MaxPayload())-deadMargin
 	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
 	for {
 		if bare && l.whole {
@@ -194,11 +194,11 @@ func (b *Bus) storeLetter(ctx context.Context, l deadEvent) error {
 			// fit stays in its stream.
 			letter = l.letter().WithoutPayload().Append(nil)
 		}
-		_, err := b.publishWait(ctx, func(done func(Receipt, error)) error {
-			return b.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id, origin: origin}, done)
+		_, err := p.publishWait(ctx, func(done func(Receipt, error)) error {
+			return p.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id, origin: origin}, done)
 		})
 		if err == nil {
-			b.noteLetter(l)
+			p.noteLetter(l)
 			return nil
 		}
 		refused, ok := errors.AsType[*apiError](err)
@@ -235,7 +235,7 @@ func (g Group) DeadLetter(ctx context.Context, e *Event, reason string, attempts
 		return nil // as for deliveries: dead letters have none of their own
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d group %s", e.Stream, e.Sequence, e.StoredAt, g.name))
-	return g.bus.storeLetter(ctx, deadEvent{
+	return g.bus.publishing.storeLetter(ctx, deadEvent{
 		original: e, group: g.name, reason: native.ShortReason(reason), attempts: attempts, at: time.Now(), id: "dlq:" + hex.EncodeToString(sum[:16]),
 	})
 }

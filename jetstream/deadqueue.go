@@ -3,12 +3,10 @@ package jetstream
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
 	"eventhub/jetstream/native"
-	"eventhub/jetstream/quota"
 )
 
 const (
@@ -39,7 +37,7 @@ type deadLetters struct {
 	workers sync.WaitGroup
 	keeper  sync.WaitGroup
 
-	rates, shares *quota.Set // bytes, by the client whose subscriptions failed
+	rations *letterRations // by the client whose subscriptions failed
 
 	mu      sync.Mutex
 	work    sync.Cond
@@ -82,10 +80,7 @@ func (b *backOff) more(most time.Duration) int64 {
 }
 
 func startDeadLetters(b *Bus) *deadLetters {
-	q := &deadLetters{bus: b, waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int)}
-	l := b.limits
-	q.rates = quota.New(float64(l.DeadLetterRate), l.DeadLetterBurst, l.Topics, nil)
-	q.shares = quota.New(float64(l.DeadLetterShare)/deadAge.Seconds(), l.DeadLetterShare, l.Topics, nil)
+	q := &deadLetters{bus: b, rations: b.publishing.letterRations, waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int)}
 	q.work.L = &q.mu
 	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(b.ctx))
 	for range deadWorkers {
@@ -246,44 +241,10 @@ func (q *deadLetters) putOff(l *deadLetter, began int64) {
 	})
 }
 
-// deadRation is what a client may cause of dead letters, in bytes.
-type deadRation struct {
-	limit string // its name
-	set   *quota.Set
-}
-
-func (q *deadLetters) rations() [2]deadRation {
-	return [...]deadRation{{"dead_letter_rate", q.rates}, {"dead_letter_share", q.shares}}
-}
-
-// refund gives back what admit took for an event that was not stored.
-func (q *deadLetters) refund(client string, size int) {
-	for _, r := range q.rations() {
-		r.set.GiveBack(client, size+deadOverhead)
-	}
-}
-
-// admit counts an event that a client itself publishes to a dlq topic, or returns the refusal.
-func (q *deadLetters) admit(client string, size int) error {
-	taken := q.rations()
-	slices.Reverse(taken[:]) // the share, which takes days to come back, is not taken from in vain
-	for i, r := range taken {
-		if wait, back := r.set.Reserve(client, size+deadOverhead); wait > 0 {
-			back()
-			for _, before := range taken[:i] {
-				before.set.GiveBack(client, size+deadOverhead)
-			}
-			q.bus.obs.LimitReached(r.limit)
-			return &Error{Code: CodeRateLimited, Msg: "this client has caused as many bytes of dead letters as it may (" + r.limit + "): nothing was stored, try again later", Wait: wait}
-		}
-	}
-	return nil
-}
-
 // rationLocked has a letter carried when it is its client's turn.
 func (q *deadLetters) rationLocked(l *deadLetter, client string) {
 	var wait time.Duration
-	for _, r := range q.rations() {
+	for _, r := range q.rations.each() {
 		w, back := r.set.Reserve(client, l.d.size+deadOverhead)
 		l.ration = append(l.ration, back)
 		if w > 0 {

@@ -27,26 +27,26 @@ type DerivedKeys struct {
 // derivedKeys counts the new keys of one DerivedKeys.
 type derivedKeys struct {
 	DerivedKeys
-	bus *Bus
+	publishing *publishing
 
 	mu             sync.Mutex
 	recent, before map[uint64]struct{} // hashes of keys that were counted, the later ones in recent
 }
 
 // derivedKeysOf returns the count for a topic, or nil.
-func (b *Bus) derivedKeysOf(topic string) *derivedKeys {
-	for _, d := range b.cfg.Derived {
+func (p *publishing) derivedKeysOf(topic string) *derivedKeys {
+	for _, d := range p.cfg.Derived {
 		if d.From == topic {
-			return &derivedKeys{DerivedKeys: d, bus: b}
+			return &derivedKeys{DerivedKeys: d, publishing: p}
 		}
 	}
 	return nil
 }
 
 // equip gives a topic what its publishes need.
-func (b *Bus) equip(t *topicInfo, rule *TopicRule) {
-	t.derived = b.derivedKeysOf(t.name)
-	t.schema = b.schemaGate(t.name, rule)
+func (p *publishing) equip(t *topicInfo, rule *TopicRule) {
+	t.derived = p.derivedKeysOf(t.name)
+	t.schema = p.schemaGate(t.name, rule)
 }
 
 // admit returns an *Error if the event makes a new key, and client may make no more.
@@ -55,7 +55,7 @@ func (k *derivedKeys) admit(payload []byte, client string) error {
 		return nil
 	}
 	key := ""
-	panics.Run(k.bus.often.By("func"), "DerivedKeys.Key", func() { key = k.Key(payload) })
+	panics.Run(k.publishing.often.By("func"), "DerivedKeys.Key", func() { key = k.Key(payload) })
 	if key == "" {
 		return nil
 	}
@@ -63,10 +63,10 @@ func (k *derivedKeys) admit(payload []byte, client string) error {
 	if k.counted(h) || k.exists(h) {
 		return nil
 	}
-	if b := k.bus; b.newDerived.Take(client) > 0 {
-		b.obs.LimitReached("derived_keys_per_client")
+	if publishing := k.publishing; publishing.newDerived.Take(client) > 0 {
+		publishing.obs.LimitReached("derived_keys_per_client")
 		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of topic %s by its events on %s, which is its limit: %d more are allowed a second, and events of keys that exist are not limited",
-			b.limits.DerivedKeysPerClient, k.Of, k.From, b.limits.DerivedKeyRate)}
+			publishing.limits.DerivedKeysPerClient, k.Of, k.From, publishing.limits.DerivedKeyRate)}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -90,7 +90,7 @@ func (k *derivedKeys) counted(h uint64) bool {
 // exists reports whether the topic has a key, as far as this hub knows. While the hub reads the
 // keys of the topic, any may be one.
 func (k *derivedKeys) exists(h uint64) bool {
-	t := k.bus.streams.known(k.Of)
+	t := k.publishing.streams.known(k.Of)
 	if t == nil || t.keys == nil {
 		return false
 	}

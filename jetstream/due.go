@@ -62,23 +62,23 @@ const (
 
 // run stores events that are due in their topics, until the bus closes.
 func (k *schedules) run() {
-	b := k.bus
+	publishing := k.publishing
 	tick := time.NewTicker(dueLook)
 	defer tick.Stop()
-	for b.ctx.Err() == nil {
+	for publishing.ctx.Err() == nil {
 		again := tick.C
-		s, err := k.open(b.ctx, false)
+		s, err := k.open(publishing.ctx, false)
 		if err == nil {
-			err = k.serve(b.ctx, s)
+			err = k.serve(publishing.ctx, s)
 		}
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, errNoSchedules) {
-			if err != nil && b.ctx.Err() == nil {
-				b.often.Log(b.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
+			if err != nil && publishing.ctx.Err() == nil {
+				publishing.often.Log(publishing.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
 			}
 			again = time.After(dueAgain)
 		}
 		select {
-		case <-b.ctx.Done():
+		case <-publishing.ctx.Done():
 		case <-k.found:
 		case <-again:
 		}
@@ -139,14 +139,14 @@ type cancellation struct {
 
 // serve reads until ctx ends or something fails.
 func (k *schedules) serve(ctx context.Context, s *stream) error {
-	b := k.bus
-	_, err := b.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
-		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: b.cfg.AckWait,
+	publishing := k.publishing
+	_, err := publishing.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
+		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: publishing.cfg.AckWait,
 		MaxAckPending: dueAckPending, MaxDeliver: -1, Metadata: map[string]string{metaDue: "1"},
 	})
 	var info *natsjs.StreamInfo
 	if err == nil {
-		info, err = b.findStream(ctx, delayedStream)
+		info, err = publishing.findStream(ctx, delayedStream)
 	}
 	if errors.Is(err, natsjs.ErrStreamNotFound) || errors.Is(err, ErrNotFound) {
 		k.forget(s)
@@ -154,8 +154,8 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
-	r := &dueReader{schedules: k, link: b.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: b.clock.now() - int64(dueGauge)}
-	if first, err := b.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
+	r := &dueReader{schedules: k, link: publishing.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: publishing.clock.now() - int64(dueGauge)}
+	if first, err := publishing.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
 		return err
 	} else if first != nil {
 		r.oldest = first.time
@@ -189,11 +189,11 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 
 // gauge reports how many events wait.
 func (r *dueReader) gauge(ctx context.Context) {
-	b := r.bus
-	if now := b.clock.now(); now-r.counted >= int64(dueGauge) {
+	publishing := r.publishing
+	if now := publishing.clock.now(); now-r.counted >= int64(dueGauge) {
 		r.counted = now
 		if n, err := r.count(ctx, waitPrefix+">"); err == nil {
-			b.obs.Gauge(GaugeDelayed, float64(n))
+			publishing.obs.Gauge(GaugeDelayed, float64(n))
 		}
 	}
 }
@@ -217,7 +217,7 @@ func (r *dueReader) settle(reply string, how []byte) { _ = r.link.nc.Publish(rep
 
 // pull asks for events and stores them until the request has ended.
 func (r *dueReader) pull(ctx context.Context) error {
-	b := r.bus
+	publishing := r.publishing
 	most := max(dueBytes, int(r.link.nc.MaxPayload())+payloadMargin) // an event always fits
 	req, err := json.Marshal(map[string]any{"batch": dueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
 	if err != nil {
@@ -225,7 +225,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 	}
 	r.pulls++
 	inbox := r.inbox + strconv.FormatUint(r.pulls, 36) // what ends a pull names it
-	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: b.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
+	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: publishing.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
 		return err
 	}
 	silence := time.NewTimer(dueWaits)
@@ -304,11 +304,11 @@ func (e *dueEvent) options() (topic string, opts PublishOptions, ok bool) {
 // take stores events in their topics, except those that were cancelled or are stored already. An
 // error means that the rest was not begun.
 func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
-	b := r.bus
+	publishing := r.publishing
 	if err := r.readCancelled(ctx); err != nil {
 		return err
 	}
-	if b.clock.stalled(b.clock.now()) {
+	if publishing.clock.stalled(publishing.clock.now()) {
 		return errStalled // others may have the events by now
 	}
 	if first := &events[0].meta; first.delivered <= 1 && first.streamSeq > r.began {
@@ -326,7 +326,7 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 		topic, opts, ok := e.options()
 		switch mark := e.msg.Header.Get(headerScheduleID); {
 		case !ok:
-			b.often.Log(ctx, slog.LevelWarn, "a message among delayed events is none; it is removed", "", slog.String("subject", e.msg.Subject))
+			publishing.often.Log(ctx, slog.LevelWarn, "a message among delayed events is none; it is removed", "", slog.String("subject", e.msg.Subject))
 			r.settle(e.msg.Reply, ackNow)
 		case r.isCancelled(mark, e.meta.streamSeq):
 			if _, err := r.mark(ctx, cancelledPrefix+mark, true); err != nil {
@@ -349,7 +349,7 @@ var errStalled = errors.New("the process stood still")
 // false for events of other topics.
 func (r *dueReader) waitsForRoom(e dueEvent) bool {
 	topic := subjectTopic(e.msg.Header.Get(headerTarget))
-	wait := r.full.wait(topic, r.bus.clock.now())
+	wait := r.full.wait(topic, r.publishing.clock.now())
 	if wait > 0 {
 		r.settle(e.msg.Reply, nakAfter(wait))
 	}
@@ -358,7 +358,7 @@ func (r *dueReader) waitsForRoom(e dueEvent) bool {
 
 // store publishes an event to its topic, and settles it when that is confirmed.
 func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts PublishOptions) {
-	b, due, reply, delivered := r.bus, *e, e.msg.Reply, e.meta.delivered
+	publishing, due, reply, delivered := r.publishing, *e, e.msg.Reply, e.meta.delivered
 	done := func(_ Receipt, err error) {
 		if err == nil {
 			r.settle(reply, ackNow)
@@ -367,17 +367,17 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 		if delivered >= dueAttempts && hopeless(err) && r.bury(ctx, &due, topic, &opts, err) {
 			return
 		}
-		wait := min(b.cfg.dueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
+		wait := min(publishing.cfg.dueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
 		known := false
 		if refused, ok := errors.AsType[*Error](err); ok && refused.Code == CodeTopicFull {
-			known = !r.full.found(topic, b.clock.now(), wait)
+			known = !r.full.found(topic, publishing.clock.now(), wait)
 		}
 		if !known {
-			b.often.Log(ctx, slog.LevelWarn, "failed to store a delayed event that is due; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
+			publishing.often.Log(ctx, slog.LevelWarn, "failed to store a delayed event that is due; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
 		}
 		r.settle(reply, nakAfter(wait))
 	}
-	t, err := b.streams.topic(ctx, topic, "")
+	t, err := publishing.streams.topic(ctx, topic, "")
 	if err == nil {
 		err = r.out.send(ctx, t, e.msg.Data, &opts, done)
 	}
@@ -403,17 +403,17 @@ func hopeless(err error) bool {
 // block. It reports whether it has begun to; otherwise, as when the letter cannot be stored, the
 // event is tried again.
 func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *PublishOptions, refused error) bool {
-	b := r.bus
+	publishing := r.publishing
 	select {
 	case r.letters <- struct{}{}:
 	default:
 		return false
 	}
-	if b.closing() || strings.HasPrefix(topic, dlqPrefix) { // letters have none of their own
+	if publishing.closing() || strings.HasPrefix(topic, dlqPrefix) { // letters have none of their own
 		<-r.letters
 		return false
 	}
-	b.apart(func() {
+	publishing.apart(func() {
 		defer func() { <-r.letters }()
 		ctx, cancel := context.WithTimeout(ctx, publishWait)
 		defer cancel()
@@ -426,17 +426,17 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 			event.TS = ts.UnixMilli()
 		}
 		sum := sha256.Sum256([]byte(delayedStream + " " + e.msg.Header.Get(headerScheduleID)))
-		err := b.storeLetter(ctx, deadEvent{
+		err := publishing.storeLetter(ctx, deadEvent{
 			original: event, group: DelayedGroup, reason: native.ShortReason(reasonOf(refused)), attempts: e.meta.delivered, at: time.Now(),
 			id: "dlq:" + hex.EncodeToString(sum[:16]), whole: true,
 		})
 		if err != nil {
-			b.often.Log(ctx, slog.LevelWarn, "failed to store the dead letter of a delayed event; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
+			publishing.often.Log(ctx, slog.LevelWarn, "failed to store the dead letter of a delayed event; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
 			r.settle(e.msg.Reply, nakAfter(dueRetryMax))
 			return
 		}
 		r.settle(e.msg.Reply, ackNow)
-		o := b.obs.Group(topic, DelayedGroup, false)
+		o := publishing.obs.Group(topic, DelayedGroup, false)
 		o.Settled(DeadLettered, 0, max(time.Since(ts), 0))
 		o.Close()
 	})
@@ -463,7 +463,7 @@ func (r *dueReader) readCancelled(ctx context.Context) error {
 		}
 	}
 	for {
-		m, err := r.bus.getMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
+		m, err := r.publishing.getMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
 		if errors.Is(err, ErrNotFound) {
 			return nil
 		}
@@ -491,12 +491,12 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	if ids, ok := r.before[topic]; ok {
 		return ids, nil
 	}
-	b := r.bus
+	publishing := r.publishing
 	ids := make(map[string]bool)
-	t, _, err := b.streams.freshExisting(ctx, topic)
+	t, _, err := publishing.streams.freshExisting(ctx, topic)
 	if err == nil {
 		since := farthest(r.oldest.Add(-dueSkew))
-		err = b.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
+		err = publishing.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
 			ids[storedID(m.header, t.stream.name, m.seq)] = true
 			return nil
 		})
@@ -505,7 +505,7 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 		return nil, err
 	}
 	if len(ids) >= dueBefore {
-		b.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
+		publishing.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
 	}
 	r.before[topic] = ids
 	return ids, nil
@@ -555,12 +555,12 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 		s.index[opts.ID] = append(s.index[opts.ID], i)
 	}
 	for topic, s := range searches {
-		found, complete, err := r.bus.History(topic).FindIDs(ctx, s.IDSearch)
+		found, complete, err := History{r.publishing.reads, topic}.FindIDs(ctx, s.IDSearch)
 		if err != nil {
 			return nil, err
 		}
 		if !complete {
-			r.bus.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
+			r.publishing.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
 		}
 		for id, indexes := range s.index {
 			for _, i := range indexes {

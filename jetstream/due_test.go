@@ -54,7 +54,7 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 		t.Errorf("the reason is %q", l.Reason)
 	}
 	eventually(t, "nothing waits", func() bool {
-		due, err := b.schedules.count(t.Context(), duePrefix+">")
+		due, err := b.publishing.schedules.count(t.Context(), duePrefix+">")
 		return err == nil && due == 0
 	})
 	if n := seen.count(); n != 1 {

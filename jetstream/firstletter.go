@@ -32,9 +32,9 @@ func (f *firstLetters) first(topic, group string) bool {
 }
 
 // noteLetter logs a dead letter that was stored, if it is the first of its group.
-func (b *Bus) noteLetter(l deadEvent) {
-	if b.firstLetters.first(l.original.Topic, l.group) {
-		b.log.Warn("first dead letter of a group", slog.String("topic", l.original.Topic), slog.String("group", l.group),
+func (p *publishing) noteLetter(l deadEvent) {
+	if p.firstLetters.first(l.original.Topic, l.group) {
+		p.log.Warn("first dead letter of a group", slog.String("topic", l.original.Topic), slog.String("group", l.group),
 			slog.String("event", l.original.ID), slog.Int("attempts", l.attempts), slog.String("letters", dlqPrefix+l.original.Topic))
 	}
 }

@@ -153,7 +153,7 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 				t.Errorf("a topic was made for a client: %v", err)
 			}
 			// An event that waits here takes nothing of the disk of a NATS elsewhere.
-			if err := b.publisher.Admit(t.Context(), "orders", []byte("1"), &PublishOptions{CountFor: "victim"}); (err != nil) != (cfg.Server != nil) {
+			if err := b.publishing.publisher.Admit(t.Context(), "orders", []byte("1"), &PublishOptions{CountFor: "victim"}); (err != nil) != (cfg.Server != nil) {
 				t.Errorf("an event to publish later gets %v", err)
 			}
 			if code := publishFor(t, b, "orders", "", PublishOptions{Yield: true}); code != CodeStorageLow {

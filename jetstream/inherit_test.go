@@ -336,7 +336,7 @@ func TestDueEventsThatCannotBeStoredCount(t *testing.T) {
 		eventually(t, "all are due", func() bool { return waiting(t, b) == 0 })
 		<-time.After(delayedLook)
 	}
-	n, err := b.schedules.count(t.Context(), duePrefix+">")
+	n, err := b.publishing.schedules.count(t.Context(), duePrefix+">")
 	t.Errorf("a client with a limit of 10 has %d events in the stream of delayed events, %v", n, err)
 }
 

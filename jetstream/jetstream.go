@@ -52,20 +52,18 @@ var minServer = [2]int{2, 11}
 // must not call Close.
 type Bus struct {
 	*core
-	streams *streams
-	reads   *reads
-	access  *access
-	backups *backups
-	records *records
+	streams    *streams
+	reads      *reads
+	access     *access
+	backups    *backups
+	records    *records
+	schemas    *schemas
+	publishing *publishing
 
-	firstLetters firstLetters
 	lagEvents    lagEvents
 	owners       *owners
-	schemas      *schemaTable
-	computing    computing
 	orderings    sync.WaitGroup // ordered groups of this hub
 	orderingsEnd atomic.Bool    // it gives up those that it owns
-	schedules    *schedules
 	dead         *deadLetters
 	// places of redrives, bytes put back by client, and who puts back now
 	redrives      *quota.Places
@@ -74,14 +72,6 @@ type Bus struct {
 	forwards      *quota.Places
 	putBackShares *quota.Set
 	puttingBack   chan struct{}
-
-	newKeys   *quota.Set // keys of compacted topics, by the client that made them
-	keyShares *quota.Set // the same over keyShareTime
-	// keys that projections make from events, by the client that published these
-	newDerived *quota.Set
-	keyLooks   *quota.Set    // look-ups of keys that would be refused, by client
-	clients    atomic.Uint64 // that nobody named
-	publisher  *Publisher    // of Bus.Publish
 
 	subMu    sync.Mutex
 	subs     map[*Subscription]struct{}
@@ -132,10 +122,8 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.access = newAccess(b.core, b.streams)
 	b.backups = newBackups(b.core, b.streams)
 	b.records = newRecords(b.core, b.streams)
-	b.newKeys = quota.New(float64(b.limits.KeyRate), b.limits.KeysPerClient, b.limits.Topics, nil)
-	b.keyShares = quota.New(float64(b.limits.KeyShare)/keyShareTime.Seconds(), b.limits.KeyShare, b.limits.Topics, nil)
-	b.newDerived = quota.New(float64(b.limits.DerivedKeyRate), b.limits.DerivedKeysPerClient, b.limits.Topics, nil)
-	b.keyLooks = quota.New(keyLooks, keyLooks, b.limits.Topics, nil)
+	b.schemas = newSchemas(b.core)
+	b.publishing = newPublishing(b.core, b.streams, b.reads, b.schemas)
 	b.letterBook = newLetterBook()
 	b.handles, b.forwards = newHandleTable(b), newForwards()
 	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
@@ -144,8 +132,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.linkHooks = linkHooks{
 		cut: b.linkCut, lost: b.linkLost, returning: b.linkReturning, back: b.linkBack, heard: b.linkHeard, changed: b.access.native.streamChanged,
 	}
-	b.schedules = newSchedules(b)
-	b.streams.streamHooks = streamHooks{equip: b.equip, keys: b.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.finishDeletion}
+	b.streams.streamHooks = streamHooks{equip: b.publishing.equip, keys: b.publishing.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.finishDeletion}
 	b.records.recordHooks = recordHooks{held: b.answerHeld, topicDeleted: b.topicDeleted, groupMoved: b.groupMoved, unfinished: b.endDeletion}
 	return b, nil
 }
@@ -173,8 +160,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.owners, err = openOwners(ctx, b); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
-	b.schemas, b.computing = newSchemaTable(b), computing{b.cfg.Computing}
-	if err := b.schemas.open(ctx); err != nil {
+	if err := b.schemas.table.open(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	own := []natsjs.KeyValueConfig{
@@ -198,7 +184,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		}
 	}
 	b.streams.headrooms.begin()
-	b.publisher = b.newPublisher("")
+	b.publishing.begin()
 	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.lastTick.Store(b.clock.now())
 	b.start(b.watchStalls)
@@ -215,8 +201,8 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		b.start(b.keepTopics)
 	}
 	b.start(b.reads.listings.tend)
-	b.schedules.out = b.newPublisher("")
-	b.start(b.schedules.run)
+	b.publishing.schedules.out = b.publishing.newPublisher("")
+	b.start(b.publishing.schedules.run)
 	if s := b.cfg.Server; s != nil {
 		b.start(func() { s.Tend(b.ctx, b.serverRestarted, b.serverFailing) })
 	}

@@ -42,9 +42,9 @@ var keySeed = maphash.MakeSeed()
 // minute; the keys that they remove are found when the bucket is read, at most once a minute while
 // the topic is full. Its methods may be called concurrently.
 type keySet struct {
-	bus   *Bus
-	topic *topicInfo
-	most  int
+	publishing *publishing
+	topic      *topicInfo
+	most       int
 
 	mu      sync.Mutex
 	hashes  map[uint64]bool // every key, and whether it is removed: 9 bytes and some more for each
@@ -58,8 +58,8 @@ type keySet struct {
 }
 
 // newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for it.
-func (b *Bus) newKeySet(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet {
-	k := &keySet{bus: b, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]bool), present: int(entries)} //nolint:gosec // far fewer
+func (p *publishing) newKeySet(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet {
+	k := &keySet{publishing: p, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]bool), present: int(entries)} //nolint:gosec // far fewer
 	if k.most == 0 {
 		k.most = DefaultMaxKeys
 	}
@@ -84,17 +84,17 @@ func (k *keySet) read() <-chan struct{} {
 	done := make(chan struct{})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	b := k.bus
+	publishing := k.publishing
 	if k.reading {
 		close(done)
 		return done
 	}
-	k.reading, k.readAt = true, b.clock.now()
-	started := b.start(func() {
+	k.reading, k.readAt = true, publishing.clock.now()
+	started := publishing.start(func() {
 		defer close(done)
 		prefix := k.topic.bucket.prefix
 		found := make(map[uint64]bool)
-		err := b.readThrough(b.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+		err := publishing.readThrough(publishing.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
 			if strings.HasPrefix(m.subject, prefix) {
 				op := m.header.Get(headerOperation)
 				found[maphash.String(keySeed, tokenKey(m.subject[len(prefix):]))] = op != "" && op != "PUT"
@@ -105,8 +105,8 @@ func (k *keySet) read() <-chan struct{} {
 		defer k.mu.Unlock()
 		k.reading = false
 		if err != nil {
-			if b.ctx.Err() == nil && !errors.Is(err, ErrNotFound) {
-				b.log.WarnContext(b.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
+			if publishing.ctx.Err() == nil && !errors.Is(err, ErrNotFound) {
+				publishing.log.WarnContext(publishing.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
 			}
 			return
 		}
@@ -156,7 +156,7 @@ func (k *keySet) admit(ctx context.Context, key, client string, tombstone bool) 
 		return nil
 	}
 	if !k.made(ctx, key, client) {
-		k.bus.obs.LimitReached(limit)
+		k.publishing.obs.LimitReached(limit)
 		return err
 	}
 	k.mu.Lock()
@@ -177,12 +177,12 @@ func (k *keySet) noteLocked(h uint64, removed bool) {
 
 // made reports whether others have made a key, as far as the client may have that looked up.
 func (k *keySet) made(ctx context.Context, key, client string) bool {
-	if k.bus.keyLooks.Take(client) > 0 {
+	if k.publishing.keyLooks.Take(client) > 0 {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, keyLookWait)
 	defer cancel()
-	_, err := k.bus.reads.latest(ctx, k.topic, key)
+	_, err := k.publishing.reads.latest(ctx, k.topic, key)
 	return err == nil
 }
 
@@ -195,10 +195,10 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 		k.mu.Unlock()
 		return "", nil
 	}
-	b := k.bus
+	publishing := k.publishing
 	if k.complete { // otherwise the key may be an old one
 		if !tombstone && k.present+k.since-k.removed >= k.most {
-			again := b.clock.now()-k.readAt > int64(keysAgain)
+			again := publishing.clock.now()-k.readAt > int64(keysAgain)
 			k.mu.Unlock()
 			if again { // others may have removed some
 				k.read()
@@ -206,17 +206,17 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 			return "max_keys", &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: ErrMaxKeys}
 		}
 		counts := !known && client != "" && !strings.HasPrefix(client, ownClient)
-		if counts && b.keyShares.Wait(client) > 0 {
+		if counts && publishing.keyShares.Wait(client) > 0 {
 			k.mu.Unlock()
 			return "key_share", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics in 30 days, which is its limit: one more is allowed every %v",
-				b.limits.KeyShare, max(keyShareTime/time.Duration(b.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
+				publishing.limits.KeyShare, max(keyShareTime/time.Duration(publishing.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
 		}
-		if counts && b.newKeys.Take(client) > 0 {
+		if counts && publishing.newKeys.Take(client) > 0 {
 			k.mu.Unlock()
-			return "keys_per_client", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", b.limits.KeysPerClient, b.limits.KeyRate)}
+			return "keys_per_client", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", publishing.limits.KeysPerClient, publishing.limits.KeyRate)}
 		}
 		if counts {
-			b.keyShares.Take(client)
+			publishing.keyShares.Take(client)
 		}
 		if !known {
 			k.since++

@@ -91,9 +91,9 @@ type Receipt struct {
 // CountFor are for one goroutine at a time; the others may be called concurrently. Different
 // Publishers are independent. A Publisher needs no closing.
 type Publisher struct {
-	bus    *Bus
-	link   *link
-	client string // whose new topics are counted; "" for the hub itself
+	publishing *publishing
+	link       *link
+	client     string // whose new topics are counted; "" for the hub itself
 
 	inFlight gate         // of unanswered publishes
 	advance  atomic.Int64 // bytes taken from the client's rations and not used
@@ -102,7 +102,7 @@ type Publisher struct {
 // NewPublisher returns a new Publisher. A Publisher is cheap; create one for each client session.
 // Until CountFor names a client, the topics that the Publisher creates count for that Publisher
 // alone (Limits.TopicsPerClient).
-func (b *Bus) NewPublisher() *Publisher { return b.newPublisher(b.unnamed()) }
+func (b *Bus) NewPublisher() *Publisher { return b.publishing.newPublisher(b.publishing.unnamed()) }
 
 // CountFor makes the topics that this Publisher creates from now on count for a client
 // (Limits.TopicsPerClient). All Publishers and subscriptions (SubscribeOptions.CountFor) with the
@@ -116,13 +116,13 @@ func (p *Publisher) CountFor(client string) {
 // it. Errors are those of PublishAsync and of its done. When ctx ends first, the *Error
 // (publish_failed) says that the outcome is unknown.
 func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
-	return p.bus.publishWait(ctx, func(done func(Receipt, error)) error {
+	return p.publishing.publishWait(ctx, func(done func(Receipt, error)) error {
 		return p.PublishAsync(ctx, topic, payload, opts, done)
 	})
 }
 
-func (b *Bus) newPublisher(client string) *Publisher {
-	return &Publisher{bus: b, link: b.link(), client: client}
+func (p *publishing) newPublisher(client string) *Publisher {
+	return &Publisher{publishing: p, link: p.link(), client: client}
 }
 
 // PublishAsync sends the event and returns. done is called exactly once, from a goroutine of the
@@ -147,7 +147,7 @@ func (b *Bus) newPublisher(client string) *Publisher {
 // confirmed, and while too many publishes are in flight (Limits.PublishInFlight per stream,
 // Limits.SessionInFlight per Publisher).
 func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(Receipt, error)) error {
-	if p.bus.tracer != nil {
+	if p.publishing.tracer != nil {
 		return p.publishTraced(ctx, topic, payload, &opts, done)
 	}
 	return p.publish(ctx, topic, payload, &opts, done)
@@ -155,17 +155,17 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 
 // publish is PublishAsync without a span.
 func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
-	t, err := p.bus.admit(ctx, topic, payload, opts, p.client)
+	t, err := p.publishing.admit(ctx, topic, payload, opts, p.client)
 	if err != nil {
 		return err
 	}
-	if p.bus.closing() {
+	if p.publishing.closing() {
 		return ErrClosed
 	}
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	if err := opts.checkAdded(topic, p.bus.cloudSource(topic, t)); err != nil {
+	if err := opts.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
 		return err
 	}
 	var at time.Time
@@ -175,7 +175,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	}
 	client := cmp.Or(opts.CountFor, p.client)
 	if t == nil {
-		if t, err = p.bus.streams.topic(ctx, topic, client); err != nil {
+		if t, err = p.publishing.streams.topic(ctx, topic, client); err != nil {
 			return err
 		}
 		if opts.schemaBroken {
@@ -183,7 +183,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 		}
 	}
 	opts.bytes = opts.size(payload)
-	if err := p.bus.streams.headrooms.admit(p, t.stream, opts, client); err != nil {
+	if err := p.publishing.streams.headrooms.admit(p, t.stream, opts, client); err != nil {
 		return err
 	}
 	if t.derived != nil {
@@ -219,18 +219,18 @@ type sender func(ctx context.Context, t *topicInfo, payload []byte, opts *Publis
 // takes from the ration before, so that the client has no more under way than that, and gives back
 // what is not stored.
 func (p *Publisher) sendLetter(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, client string, done func(Receipt, error), send sender) error {
-	size, dead := len(payload), p.bus.dead
-	if err := dead.admit(client, size); err != nil {
+	size, rations := len(payload), p.publishing.letterRations
+	if err := rations.admit(client, size); err != nil {
 		return err
 	}
 	err := send(ctx, t, payload, opts, func(r Receipt, err error) {
 		if err != nil || r.Duplicate {
-			dead.refund(client, size)
+			rations.refund(client, size)
 		}
 		done(r, err)
 	})
 	if err != nil {
-		dead.refund(client, size)
+		rations.refund(client, size)
 	}
 	return err
 }
@@ -244,14 +244,14 @@ func (p *Publisher) Admit(ctx context.Context, topic string, payload []byte, opt
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	t, err := p.bus.admit(ctx, topic, payload, opts, cmp.Or(opts.CountFor, p.client))
+	t, err := p.publishing.admit(ctx, topic, payload, opts, cmp.Or(opts.CountFor, p.client))
 	if err != nil {
 		return err
 	}
-	if err := opts.checkAdded(topic, p.bus.cloudSource(topic, t)); err != nil {
+	if err := opts.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
 		return err
 	}
-	if p.bus.cfg.Server != nil && p.bus.streams.headrooms.file.low.Load() {
+	if p.publishing.cfg.Server != nil && p.publishing.streams.headrooms.file.low.Load() {
 		return storageLow(nil) // what is published later waits on the same disk
 	}
 	opts.stamp()
@@ -269,16 +269,16 @@ func (o *PublishOptions) checkAdded(topic, source string) error {
 
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns
 // the topic if this hub has met it, else nil. A comparison with a schema counts for the client.
-func (b *Bus) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *topicInfo, err error) {
-	limit := b.maxPayload
+func (p *publishing) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *topicInfo, err error) {
+	limit := p.maxPayload
 	var compacted bool
-	if t = b.streams.known(topic); t != nil {
+	if t = p.streams.known(topic); t != nil {
 		limit, compacted = t.maxPayload, t.bucket != nil
 	} else {
 		if err := ValidTopic(topic); err != nil {
 			return nil, err
 		}
-		rule := b.rule(topic)
+		rule := p.rule(topic)
 		compacted = rule.Compaction
 		if rule.MaxPayload > 0 {
 			limit = min(limit, rule.MaxPayload)
@@ -294,7 +294,7 @@ func (b *Bus) admit(ctx context.Context, topic string, payload []byte, opts *Pub
 		return nil, badOptions("topic %s keeps the newest event of each key: give opts.key", topic)
 	}
 	if opts.Delayed() {
-		if err := opts.validateDelay(time.Now(), b.limits.MaxDelay); err != nil {
+		if err := opts.validateDelay(time.Now(), p.limits.MaxDelay); err != nil {
 			return nil, err
 		}
 	}
@@ -305,7 +305,7 @@ func (b *Bus) admit(ctx context.Context, topic string, payload []byte, opts *Pub
 		return t, t.schema.admit(ctx, payload, opts, client, t.obs)
 	}
 	if t == nil {
-		if gate := b.schemaGate(topic, b.rule(topic)); gate != nil {
+		if gate := p.schemaGate(topic, p.rule(topic)); gate != nil {
 			return nil, gate.admit(ctx, payload, opts, client, nil)
 		}
 	}
@@ -333,10 +333,10 @@ func (p *Publisher) transmit(ctx context.Context, w *outgoingEvent) error {
 	if !t.stream.ready[p.link.index].Load() {
 		return p.first(ctx, w)
 	}
-	w.sent = p.bus.clock.now()
+	w.sent = p.publishing.clock.now()
 	// the answer may come, or be given up, while the message is still being written
 	w.users.Store(2)
-	if err := p.link.ask(&w.msg, w.sent-p.bus.shortfall(ctx, w.sent), w); err != nil {
+	if err := p.link.ask(&w.msg, w.sent-p.publishing.shortfall(ctx, w.sent), w); err != nil {
 		p.release(t.stream)
 		w.free()
 		t.obs.PublishFailed()
@@ -348,12 +348,12 @@ func (p *Publisher) transmit(ctx context.Context, w *outgoingEvent) error {
 
 // shortfall returns by how much sooner than publishWait after now, in the bus's time, the context
 // ends; 0 when it does not.
-func (b *Bus) shortfall(ctx context.Context, now int64) int64 {
+func (p *publishing) shortfall(ctx context.Context, now int64) int64 {
 	end, ok := ctx.Deadline()
 	if !ok {
 		return 0
 	}
-	return max(0, now+int64(publishWait)-int64(end.Sub(b.clock.base)))
+	return max(0, now+int64(publishWait)-int64(end.Sub(p.clock.base)))
 }
 
 // outgoingEvent is an event on its way to the stream. They are pooled, with the message and its
@@ -410,7 +410,7 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 // answer is called by the link with the stream's ack.
 func (w *outgoingEvent) answer(reply *nats.Msg, err error) {
 	p, s := w.p, w.topic.stream
-	w.done(p.bus.confirmed(w.topic, w.id, reply, err, w.sent))
+	w.done(p.publishing.confirmed(w.topic, w.id, reply, err, w.sent))
 	w.release()
 	p.release(s)
 }
@@ -437,7 +437,7 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		sent := p.bus.clock.now()
+		sent := p.publishing.clock.now()
 		reply, err := p.link.requestMsg(ctx, &w.msg)
 		if err == nil && noResponders(reply) && ctx.Err() == nil {
 			select {
@@ -446,11 +446,11 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 			case <-ctx.Done():
 			}
 		}
-		r, err := p.bus.confirmed(t, w.id, reply, err, sent)
+		r, err := p.publishing.confirmed(t, w.id, reply, err, sent)
 		if err == nil {
 			t.stream.ready[p.link.index].Store(true)
 		}
-		p.bus.apart(func() { // the caller may hold a lock that done takes
+		p.publishing.apart(func() { // the caller may hold a lock that done takes
 			w.done(r, err)
 			w.free()
 			p.release(t.stream)
@@ -460,7 +460,7 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 }
 
 // confirmed turns the answer to a publish into a receipt or an *Error.
-func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sent int64) (Receipt, error) {
+func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sent int64) (Receipt, error) {
 	fail := func(msg string, cause error) (Receipt, error) {
 		t.obs.PublishFailed()
 		return Receipt{}, &Error{Code: CodePublishFailed, Msg: msg, Err: cause}
@@ -469,7 +469,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		return fail("the event store did not confirm in time: the outcome is unknown; with opts.id it may be repeated safely", err)
 	}
 	if noResponders(reply) {
-		b.streams.forget(t.stream)
+		p.streams.forget(t.stream)
 		return fail("the event store has no leader for this topic now: nothing was stored, try again", nats.ErrNoResponders)
 	}
 	ack, err := parsePubAck(reply.Data, t.stream.name)
@@ -484,7 +484,7 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		if refused.ErrCode == errIDInProcess {
 			return fail("the event store has not finished with an event of the same id: the outcome is unknown; repeat it with the id", err)
 		}
-		b.often.Log(b.ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
+		p.often.Log(p.ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
 		if storeFull(refused.ErrCode, refused.Description) {
 			t.obs.PublishFailed()
 			t.stream.headroom.set(true) // until NATS is asked again
@@ -493,8 +493,8 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if strayed, ok := errors.AsType[*strayedError](err); ok {
-		b.streams.forget(t.stream) // the next publish looks where the topic is
-		b.often.Log(b.ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
+		p.streams.forget(t.stream) // the next publish looks where the topic is
+		p.often.Log(p.ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
 			slog.String("topic", t.name), slog.String("stream", t.stream.name), slog.String("other", strayed.stream))
 		return fail("the event was stored outside the topic, which has lost its stream: nothing is in the topic", err)
 	}
@@ -505,9 +505,9 @@ func (b *Bus) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sen
 		t.stream.keep.oneStored()
 	}
 	if !ack.Duplicate {
-		b.reads.ids.published(t.stream, ack.Seq, id)
+		p.reads.ids.published(t.stream, ack.Seq, id)
 	}
-	t.obs.Published(time.Duration(b.clock.now() - sent))
+	t.obs.Published(time.Duration(p.clock.now() - sent))
 	return Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil
 }
 
@@ -518,8 +518,8 @@ func notSent(err error) error {
 // acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may
 // have.
 func (p *Publisher) acquire(ctx context.Context, s *stream) error {
-	if limit := p.bus.limits.SessionInFlight; !p.inFlight.tryAcquire(limit) {
-		p.bus.obs.LimitReached("session_in_flight")
+	if limit := p.publishing.limits.SessionInFlight; !p.inFlight.tryAcquire(limit) {
+		p.publishing.obs.LimitReached("session_in_flight")
 		if err := p.inFlight.acquire(ctx, limit); err != nil {
 			return tooMany(err)
 		}
@@ -529,7 +529,7 @@ func (p *Publisher) acquire(ctx context.Context, s *stream) error {
 		return nil
 	default:
 	}
-	p.bus.obs.LimitReached("publish_in_flight")
+	p.publishing.obs.LimitReached("publish_in_flight")
 	select {
 	case s.slots <- struct{}{}:
 		return nil
@@ -557,12 +557,12 @@ func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(c
 // answer arrives, the *Error says that the outcome is unknown. A publish with PublishOptions.ID may
 // then be repeated safely. If ctx has no deadline, Publish returns within 10 s.
 func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
-	return b.publishWait(ctx, func(done func(Receipt, error)) error {
-		return b.publisher.PublishAsync(ctx, topic, payload, opts, done)
+	return b.publishing.publishWait(ctx, func(done func(Receipt, error)) error {
+		return b.publishing.publisher.PublishAsync(ctx, topic, payload, opts, done)
 	})
 }
 
-func (b *Bus) publishWait(ctx context.Context, send func(func(Receipt, error)) error) (Receipt, error) {
+func (p *publishing) publishWait(ctx context.Context, send func(func(Receipt, error)) error) (Receipt, error) {
 	type result struct {
 		r   Receipt
 		err error

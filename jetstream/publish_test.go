@@ -180,7 +180,7 @@ func TestLimitsOfTopics(t *testing.T) {
 		return fmt.Sprint(err)
 	}
 	pub := func(p *Publisher, topic string) error {
-		_, err := b.publishWait(t.Context(), func(done func(Receipt, error)) error {
+		_, err := b.publishing.publishWait(t.Context(), func(done func(Receipt, error)) error {
 			return p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, done)
 		})
 		return err

@@ -229,8 +229,8 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	// a hub that was late
-	if _, err := b.publishWait(t.Context(), func(done func(Receipt, error)) error {
-		return b.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.streams.known("gone").stream.ready, headroom: &b.streams.headrooms.file}, subject: queueSubject(old) + "x", obs: nopObserver{}}, []byte("1"), &PublishOptions{}, done)
+	if _, err := b.publishing.publishWait(t.Context(), func(done func(Receipt, error)) error {
+		return b.publishing.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.streams.known("gone").stream.ready, headroom: &b.streams.headrooms.file}, subject: queueSubject(old) + "x", obs: nopObserver{}}, []byte("1"), &PublishOptions{}, done)
 	}); err != nil {
 		t.Fatal(err)
 	}

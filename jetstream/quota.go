@@ -50,6 +50,6 @@ func (r *ration) take(client string) error {
 func rationed(client string) bool { return client != "" && !strings.HasPrefix(client, ownClient) }
 
 // unnamed is a name for a client that nobody named.
-func (b *Bus) unnamed() string {
-	return ownClient + strconv.FormatUint(b.clients.Add(1), 36)
+func (p *publishing) unnamed() string {
+	return ownClient + strconv.FormatUint(p.clients.Add(1), 36)
 }

@@ -51,7 +51,7 @@ func (r *reservations) drop(name string) {
 }
 
 // Knows reports whether this hub has used the topic's stream. If not, a publish may make it.
-func (p *Publisher) Knows(topic string) bool { return p.bus.streams.known(topic) != nil }
+func (p *Publisher) Knows(topic string) bool { return p.publishing.streams.known(topic) != nil }
 
 // Reserve counts a topic that does not exist for a client (Limits.TopicsPerClient), although an
 // event that will make the topic is published only later, by anybody through this bus. The client
@@ -61,8 +61,8 @@ func (p *Publisher) Knows(topic string) bool { return p.bus.streams.known(topic)
 // It returns an *Error (rate_limited, overloaded, bad_topic) when the client may not make the topic
 // or the key. It may be called concurrently.
 func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) error {
-	b := p.bus
-	if t := b.streams.known(topic); t != nil {
+	publishing := p.publishing
+	if t := publishing.streams.known(topic); t != nil {
 		if t.keys == nil || key == "" {
 			return nil
 		}
@@ -71,28 +71,28 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 	if err := ValidTopic(topic); err != nil {
 		return err
 	}
-	name := b.rule(topic).streamName(topic)
-	if b.streams.reserved.has(name) {
+	name := publishing.rule(topic).streamName(topic)
+	if publishing.streams.reserved.has(name) {
 		return nil
 	}
-	exists, err := b.streams.seemsToExist(ctx, topic)
+	exists, err := publishing.streams.seemsToExist(ctx, topic)
 	if exists || err != nil {
 		return err
 	}
-	if err := b.streams.tooManyStreams(name); err != nil {
+	if err := publishing.streams.tooManyStreams(name); err != nil {
 		return err
 	}
-	if err := b.streams.reserveTopic(name, client); err != nil {
+	if err := publishing.streams.reserveTopic(name, client); err != nil {
 		return err
 	}
-	refused, err := b.streams.makers.topicRefusal(ctx, client, 1)
+	refused, err := publishing.streams.makers.topicRefusal(ctx, client, 1)
 	if refused != nil {
-		b.streams.reserved.drop(name)
-		b.obs.LimitReached("client_topics")
+		publishing.streams.reserved.drop(name)
+		publishing.obs.LimitReached("client_topics")
 		return refused
 	}
 	if err != nil {
-		b.log.DebugContext(ctx, "failed to count the topics of a client; they count when the topic is made", slog.Any("error", err))
+		publishing.log.DebugContext(ctx, "failed to count the topics of a client; they count when the topic is made", slog.Any("error", err))
 	}
 	return nil
 }

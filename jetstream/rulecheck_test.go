@@ -91,7 +91,7 @@ func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 		}
 	}
 	mirrored := TopicRule{Pattern: "a.c", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}
-	if got := SchemasOf(&Bus{core: &core{rules: []TopicRule{mirrored, {Pattern: "**"}}}}).Mirrors(); !reflect.DeepEqual(got, []TopicRule{mirrored}) {
+	if got := (Schemas{&schemas{core: &core{rules: []TopicRule{mirrored, {Pattern: "**"}}}}}).Mirrors(); !reflect.DeepEqual(got, []TopicRule{mirrored}) {
 		t.Errorf("rules with mirrors: %+v", got)
 	}
 	if got := b.Admin().Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {

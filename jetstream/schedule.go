@@ -97,20 +97,20 @@ func (o *PublishOptions) validateDelay(now time.Time, most time.Duration) error 
 
 // schedules is the stream of delayed events as this hub knows it.
 type schedules struct {
-	bus    *Bus
-	lock   chan struct{} // held while the stream is looked for or made
-	stream atomic.Pointer[stream]
-	none   int64         // when the server was found to have no schedules; 0 if never. Under lock.
-	found  chan struct{} // has a value when the stream was found
-	places *lru.Cache[string, *delayPlaces]
-	out    *Publisher // of events that are due
+	publishing *publishing
+	lock       chan struct{} // held while the stream is looked for or made
+	stream     atomic.Pointer[stream]
+	none       int64         // when the server was found to have no schedules; 0 if never. Under lock.
+	found      chan struct{} // has a value when the stream was found
+	places     *lru.Cache[string, *delayPlaces]
+	out        *Publisher // of events that are due
 	// letters has an entry for each dead letter of a due event that is being stored.
 	letters chan struct{}
 }
 
-func newSchedules(b *Bus) *schedules {
+func newSchedules(p *publishing) *schedules {
 	places, _ := lru.New[string, *delayPlaces](delayedClients) // it fails for sizes below 1
-	return &schedules{bus: b, lock: make(chan struct{}, 1), found: make(chan struct{}, 1), places: places, letters: make(chan struct{}, dueLetters)}
+	return &schedules{publishing: p, lock: make(chan struct{}, 1), found: make(chan struct{}, 1), places: places, letters: make(chan struct{}, dueLetters)}
 }
 
 func scheduleConfig(cfg *Config) natsjs.StreamConfig {
@@ -145,18 +145,18 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 	case k.lock <- struct{}{}:
 		defer func() { <-k.lock }()
 	case <-ctx.Done():
-		return nil, k.bus.unavailable(ctx.Err())
+		return nil, k.publishing.unavailable(ctx.Err())
 	}
 	if s := k.stream.Load(); s != nil {
 		return s, nil
 	}
-	b := k.bus
-	if k.none != 0 && b.clock.now()-k.none < int64(time.Minute) {
+	publishing := k.publishing
+	if k.none != 0 && publishing.clock.now()-k.none < int64(time.Minute) {
 		return nil, errNoSchedules
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	info, err := b.findStream(ctx, delayedStream)
+	info, err := publishing.findStream(ctx, delayedStream)
 	made := false
 	if errors.Is(err, ErrNotFound) && create {
 		info, made, err = k.create(ctx)
@@ -165,18 +165,18 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, b.unavailable(err)
+		return nil, publishing.unavailable(err)
 	}
 	if !info.Config.AllowMsgSchedules {
 		if made { // by a server that ignores the setting
-			if err := b.js.DeleteStream(ctx, delayedStream); err != nil {
-				b.log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", delayedStream), slog.Any("error", err))
+			if err := publishing.js.DeleteStream(ctx, delayedStream); err != nil {
+				publishing.log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", delayedStream), slog.Any("error", err))
 			}
 		}
-		k.none = b.clock.now()
+		k.none = publishing.clock.now()
 		return nil, errNoSchedules
 	}
-	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, b.limits.PublishInFlight), ready: make([]atomic.Bool, len(b.links)), headroom: b.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
+	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, publishing.limits.PublishInFlight), ready: make([]atomic.Bool, len(publishing.links)), headroom: publishing.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:
@@ -186,13 +186,13 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 }
 
 func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made bool, err error) {
-	b := k.bus
-	if err := b.streams.awaitGone(ctx, delayedStream); err != nil {
+	publishing := k.publishing
+	if err := publishing.streams.awaitGone(ctx, delayedStream); err != nil {
 		return nil, false, err
 	}
-	s, err := b.js.CreateStream(ctx, scheduleConfig(&b.cfg))
+	s, err := publishing.js.CreateStream(ctx, scheduleConfig(&publishing.cfg))
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-		info, err = b.findStream(ctx, delayedStream)
+		info, err = publishing.findStream(ctx, delayedStream)
 		return info, false, err
 	}
 	if err != nil {
@@ -204,10 +204,10 @@ func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made b
 // forget drops what is known of a stream that is gone, so that the next use looks again.
 func (k *schedules) forget(s *stream) {
 	if k.stream.CompareAndSwap(s, nil) {
-		b := k.bus
-		b.streams.topics.mu.Lock()
-		b.streams.topics.missing(s.name, b.clock.now())
-		b.streams.topics.mu.Unlock()
+		publishing := k.publishing
+		publishing.streams.topics.mu.Lock()
+		publishing.streams.topics.missing(s.name, publishing.clock.now())
+		publishing.streams.topics.mu.Unlock()
 	}
 }
 
@@ -228,10 +228,10 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 	case p.lock <- struct{}{}:
 		defer func() { <-p.lock }()
 	case <-ctx.Done():
-		return false, k.bus.unavailable(ctx.Err())
+		return false, k.publishing.unavailable(ctx.Err())
 	}
 	if p.left <= 0 {
-		now := k.bus.clock.now()
+		now := k.publishing.clock.now()
 		if p.asked != 0 && p.left < 0 && now-p.asked < int64(delayedLook) {
 			return true, nil
 		}
@@ -241,7 +241,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 			due, err = k.count(ctx, duePrefix+filter)
 		}
 		if err != nil {
-			return false, k.bus.unavailable(err)
+			return false, k.publishing.unavailable(err)
 		}
 		room := limit - waiting - due - int(p.sending.Load())
 		p.asked = now
@@ -258,7 +258,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 
 // count returns how many messages the stream has under a filter.
 func (k *schedules) count(ctx context.Context, filter string) (n int, err error) {
-	_, err = k.bus.direct(ctx, delayedStream, &directQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *storedMsg, pending uint64) error {
+	_, err = k.publishing.direct(ctx, delayedStream, &directQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *storedMsg, pending uint64) error {
 		n = int(pending) + 1 //nolint:gosec // far fewer
 		return nil
 	})
@@ -274,7 +274,7 @@ func clientToken(client string) string {
 // reserve counts an event that client is about to delay, or returns the refusal. release is to be
 // called when the stream has answered.
 func (k *schedules) reserve(ctx context.Context, client string) (release func(), err error) {
-	b := k.bus
+	publishing := k.publishing
 	places := func(name string) *delayPlaces {
 		fresh := &delayPlaces{lock: make(chan struct{}, 1)}
 		if old, met, _ := k.places.PeekOrAdd(name, fresh); met {
@@ -284,22 +284,22 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 		return fresh
 	}
 	all := places("")
-	full, err := k.take(ctx, all, ">", b.limits.Delayed)
+	full, err := k.take(ctx, all, ">", publishing.limits.Delayed)
 	if err != nil {
 		return nil, err
 	}
 	if full {
-		b.obs.LimitReached("delayed")
-		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", b.limits.Delayed)}
+		publishing.obs.LimitReached("delayed")
+		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", publishing.limits.Delayed)}
 	}
 	if client == "" || client[0] == ownClient[0] {
 		return func() { all.sending.Add(-1) }, nil
 	}
 	own := places(client)
-	full, err = k.take(ctx, own, clientToken(client)+".>", b.limits.DelayedPerClient)
+	full, err = k.take(ctx, own, clientToken(client)+".>", publishing.limits.DelayedPerClient)
 	if err == nil && full {
-		b.obs.LimitReached("delayed_per_client")
-		err = &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", b.limits.DelayedPerClient)}
+		publishing.obs.LimitReached("delayed_per_client")
+		err = &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", publishing.limits.DelayedPerClient)}
 	}
 	if err != nil {
 		all.sending.Add(-1)
@@ -313,7 +313,7 @@ func delayedName(topic, id string) string { return objectName(topic) + "." + key
 
 // schedule is PublishAsync for an event that is due later.
 func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, at time.Time, done func(Receipt, error)) error {
-	k := p.bus.schedules
+	k := p.publishing.schedules
 	s, err := k.open(ctx, true)
 	if err != nil {
 		return err
@@ -371,26 +371,26 @@ func (scheduleObserver) Published(time.Duration) {}
 // about to be. After a nil error, the event is never stored. After any other error the outcome is
 // unknown, and Cancel may be repeated. Cancel may be called concurrently with all other methods.
 func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
-	b := p.bus
+	publishing := p.publishing
 	if err := ValidTopic(topic); err != nil {
 		return err
 	}
 	if err := validateID(id); err != nil {
 		return err
 	}
-	if b.closing() {
+	if publishing.closing() {
 		return ErrClosed
 	}
-	if _, err := b.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
+	if _, err := publishing.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
 		return ErrNotFound
 	} else if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	err := b.schedules.cancel(ctx, delayedName(topic, id))
+	err := publishing.schedules.cancel(ctx, delayedName(topic, id))
 	if err != nil && !errors.Is(err, ErrNotFound) {
-		return b.unavailable(err)
+		return publishing.unavailable(err)
 	}
 	return err
 }
@@ -399,8 +399,8 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 // event as due. A due event counts as cancelled if a cancellation lies before it in the stream;
 // hubs look for cancellations after they have received an event, and note which they have met.
 func (k *schedules) cancel(ctx context.Context, name string) error {
-	b := k.bus
-	waits, err := b.lastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
+	publishing := k.publishing
+	waits, err := publishing.lastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
 	if err != nil {
 		return err
 	}
@@ -414,7 +414,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	due, err := b.lastBySubject(ctx, delayedStream, duePrefix+"*."+name)
+	due, err := publishing.lastBySubject(ctx, delayedStream, duePrefix+"*."+name)
 	switch {
 	case err == nil && due.header.Get(headerScheduleID) == schedule:
 		if due.seq < at {
@@ -427,7 +427,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 		return nil
 	}
 	// a hub has had it
-	met, err := b.lastBySubject(ctx, delayedStream, mark)
+	met, err := publishing.lastBySubject(ctx, delayedStream, mark)
 	if err != nil {
 		return err
 	}
@@ -443,7 +443,7 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 	if dropped {
 		h[headerDropped] = []string{"1"}
 	}
-	ack, err := k.bus.write(ctx, delayedStream, &nats.Msg{Subject: subject, Header: h})
+	ack, err := k.publishing.write(ctx, delayedStream, &nats.Msg{Subject: subject, Header: h})
 	if err != nil {
 		return 0, fmt.Errorf("jetstream: store a cancellation: %w", err)
 	}
@@ -453,16 +453,16 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 // remove removes a message and reports whether it was there. It asks once: asked twice, the server
 // would say that what it removed the first time was not there.
 func (k *schedules) remove(ctx context.Context, seq uint64) (bool, error) {
-	b := k.bus
+	publishing := k.publishing
 	query := []byte(`{"no_erase":true,"seq":` + strconv.FormatUint(seq, 10) + `}`)
-	reply, err := b.link().request(ctx, b.api+"STREAM.MSG.DELETE."+delayedStream, query)
+	reply, err := publishing.link().request(ctx, publishing.api+"STREAM.MSG.DELETE."+delayedStream, query)
 	if err != nil {
 		return false, fmt.Errorf("jetstream: remove a schedule: %w", err)
 	}
 	removed, err := parseRemoved(reply)
 	if _, refused := errors.AsType[*apiError](err); refused {
 		// The server has several errors for a message that is not there.
-		_, absent := b.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
+		_, absent := publishing.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
 		if errors.Is(absent, ErrNotFound) {
 			return false, nil
 		}

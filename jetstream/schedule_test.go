@@ -48,7 +48,7 @@ func awaitStored(tb testing.TB, b *Bus, topic string, n int) []*Event {
 // waiting is how many delayed events wait.
 func waiting(tb testing.TB, b *Bus) int {
 	tb.Helper()
-	n, err := b.schedules.count(tb.Context(), waitPrefix+">")
+	n, err := b.publishing.schedules.count(tb.Context(), waitPrefix+">")
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -278,7 +278,7 @@ func TestCancelRacesWithTheDueTime(t *testing.T) {
 	}
 	wg.Wait()
 	eventually(t, "no event to wait", func() bool {
-		n, err := one.schedules.count(t.Context(), duePrefix+">")
+		n, err := one.publishing.schedules.count(t.Context(), duePrefix+">")
 		return err == nil && n == 0 && waiting(t, one) == 0
 	})
 	<-time.After(500 * time.Millisecond) // what was on its way
@@ -393,7 +393,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 			b := open(t, cfg)
 			awaitStored(t, b, "once", 2)
 			eventually(t, "all to be settled", func() bool {
-				n, err := b.schedules.count(t.Context(), duePrefix+">")
+				n, err := b.publishing.schedules.count(t.Context(), duePrefix+">")
 				return err == nil && n == 0
 			})
 			if events := stored(t, b, "once"); len(events) != 2 || events[0].ID != "stored" || events[1].ID != "lost" {

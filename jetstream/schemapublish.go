@@ -32,11 +32,11 @@ func (g *schemaGate) set() *schemaSet {
 }
 
 // schemaGate returns what compares events of a topic, nil if the topic's rule asks for no schema.
-func (b *Bus) schemaGate(topic string, rule *TopicRule) *schemaGate {
+func (p *publishing) schemaGate(topic string, rule *TopicRule) *schemaGate {
 	if !rule.Schema.asked() {
 		return nil
 	}
-	return &schemaGate{rule: rule.Schema, table: b.schemas, name: rule.Schema.of(topic)}
+	return &schemaGate{rule: rule.Schema, table: p.schemas.table, name: rule.Schema.of(topic)}
 }
 
 // admit compares an event with the version that it names, or else with the latest one, which it is
@@ -126,7 +126,7 @@ func (g *schemaGate) valid(ctx context.Context, set *schemaSet, version int, giv
 	if len(payload) == 0 {
 		payload = []byte("null")
 	}
-	switch found, err := g.table.bus.computing.validate(ctx, v.schema, payload, client, opts.Brief); {
+	switch found, err := g.table.schemas.computing.validate(ctx, v.schema, payload, client, opts.Brief); {
 	case err != nil:
 		return nil, err
 	case found == nil:

@@ -14,10 +14,10 @@ import (
 // Schemas is the registry of schemas that all hubs of a NATS share, in the KV bucket
 // eventhub_schemas. A Schemas is a small value that costs nothing to create. Its methods may be
 // called concurrently.
-type Schemas struct{ bus *Bus }
+type Schemas struct{ schemas *schemas }
 
 // SchemasOf gives access to the registry of schemas.
-func SchemasOf(b *Bus) Schemas { return Schemas{b} }
+func SchemasOf(b *Bus) Schemas { return Schemas{b.schemas} }
 
 // SchemaDraft is a version that is to be registered, or checked.
 type SchemaDraft struct {
@@ -42,20 +42,20 @@ const maxDescription = 1024
 
 // Topics returns the names that have schemas, sorted.
 func (s Schemas) Topics(ctx context.Context) ([]string, error) {
-	if err := s.bus.schemas.load(ctx); err != nil {
+	if err := s.schemas.table.load(ctx); err != nil {
 		return nil, err
 	}
-	return s.bus.schemas.names(), nil
+	return s.schemas.table.names(), nil
 }
 
 // Mirrors returns the rules that are in force and request copies in other versions of the schema
 // (SchemaRule.Mirrors). Each is for one topic.
 func (s Schemas) Mirrors() []TopicRule {
-	b := s.bus
+	m := s.schemas
 	var found []TopicRule
-	for i := range b.rules {
-		r := &b.rules[i]
-		if len(r.Schema.Mirrors) > 0 && b.rule(r.Pattern) == r {
+	for i := range m.rules {
+		r := &m.rules[i]
+		if len(r.Schema.Mirrors) > 0 && m.rule(r.Pattern) == r {
 			found = append(found, *r)
 		}
 	}
@@ -65,10 +65,10 @@ func (s Schemas) Mirrors() []TopicRule {
 // List returns the versions of a topic that this hub knows, from 1 on. Changes by other hubs arrive
 // within a second. The caller must not change them.
 func (s Schemas) List(ctx context.Context, topic string) ([]*SchemaVersion, error) {
-	if err := s.bus.schemas.load(ctx); err != nil {
+	if err := s.schemas.table.load(ctx); err != nil {
 		return nil, err
 	}
-	set := s.bus.schemas.set(s.name(topic))
+	set := s.schemas.table.set(s.name(topic))
 	all := make([]*SchemaVersion, 0, set.latest())
 	for n := range set.latest() {
 		all = append(all, &set.versions[n].SchemaVersion)
@@ -77,7 +77,7 @@ func (s Schemas) List(ctx context.Context, topic string) ([]*SchemaVersion, erro
 }
 
 // name is the name under which the schemas of a topic are registered.
-func (s Schemas) name(topic string) string { return s.bus.rule(topic).Schema.of(topic) }
+func (s Schemas) name(topic string) string { return s.schemas.rule(topic).Schema.of(topic) }
 
 // Check says what a registration would find. It stores nothing.
 func (s Schemas) Check(ctx context.Context, topic string, d SchemaDraft) (*SchemaReport, error) {
@@ -126,7 +126,7 @@ func (s Schemas) Register(ctx context.Context, topic string, d SchemaDraft) (*Sc
 	if err := s.allowed(d.By, v.size()); err != nil {
 		return nil, report, err
 	}
-	switch err := s.bus.schemas.store(ctx, v); {
+	switch err := s.schemas.table.store(ctx, v); {
 	case errors.Is(err, errSchemaTaken):
 		return nil, report, &Error{Code: CodeSchemaConflict, Msg: fmt.Sprintf("version %d was registered by another at the same time: look at that version, and register again", v.Version)}
 	case err != nil:
@@ -160,8 +160,8 @@ const (
 func (s Schemas) enter(ctx context.Context, client string) (leave func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, schemaCheckWait)
 	defer cancel()
-	places := s.bus.schemas.checks
-	if !places.Enter(ctx, client, schemaChecksWaiting, func() { s.bus.obs.LimitReached("schema_checks") }) {
+	places := s.schemas.table.checks
+	if !places.Enter(ctx, client, schemaChecksWaiting, func() { s.schemas.obs.LimitReached("schema_checks") }) {
 		return nil, &Error{Code: CodeOverloaded, Msg: "too many schemas are compared on this hub: try again later"}
 	}
 	return func() { places.Leave(client) }, nil
@@ -169,18 +169,18 @@ func (s Schemas) enter(ctx context.Context, client string) (leave func(), err er
 
 // allowed enforces Limits.SchemasPerClient, and the bounds of memory, for one more version.
 func (s Schemas) allowed(client string, size int) error {
-	t := s.bus.schemas
+	t := s.schemas.table
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	switch {
-	case client != "" && t.by[client] >= s.bus.limits.SchemasPerClient:
-		s.bus.obs.LimitReached("schemas_per_client")
+	case client != "" && t.by[client] >= s.schemas.limits.SchemasPerClient:
+		s.schemas.obs.LimitReached("schemas_per_client")
 		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has registered %d versions of schemas, which is its limit", t.by[client])}
 	case client != "" && t.sizeBy[client]+size > clientSchemaMemory:
-		s.bus.obs.LimitReached("client_schema_memory")
+		s.schemas.obs.LimitReached("client_schema_memory")
 		return &Error{Code: CodeRateLimited, Msg: "the schemas of this client would take more memory than a client may have on each hub"}
 	case t.size+size > maxSchemaMemory:
-		s.bus.obs.LimitReached("schema_memory")
+		s.schemas.obs.LimitReached("schema_memory")
 		return &Error{Code: CodeOverloaded, Msg: "all schemas together would take more memory than they may have on each hub"}
 	}
 	return nil
@@ -197,10 +197,10 @@ func (s Schemas) prepare(ctx context.Context, topic string, d *SchemaDraft) (*sc
 	if len(d.Description) > maxDescription {
 		return nil, badOptions("description has %d bytes, at most %d are allowed", len(d.Description), maxDescription)
 	}
-	if err := s.bus.schemas.load(ctx); err != nil {
+	if err := s.schemas.table.load(ctx); err != nil {
 		return nil, err
 	}
-	return s.bus.schemas.catchUp(ctx, s.name(topic))
+	return s.schemas.table.catchUp(ctx, s.name(topic))
 }
 
 // judge compiles the next version, and compares it with those before.
@@ -215,12 +215,12 @@ func (s Schemas) judge(ctx context.Context, topic string, d *SchemaDraft, set *s
 	if next.Version == 1 && (len(next.Up) > 0 || len(next.Down) > 0) {
 		return nil, nil, badOptions("the first version has none before it: leave out up and down")
 	}
-	c, err := s.bus.schemas.compile(next)
+	c, err := s.schemas.table.compile(next)
 	if err != nil {
 		return nil, nil, badOptions("%v", err)
 	}
-	rule := s.bus.rule(topic).Schema
-	return checkVersion(ctx, s.bus.schemas, &rule, set, c)
+	rule := s.schemas.rule(topic).Schema
+	return checkVersion(ctx, s.schemas.table, &rule, set, c)
 }
 
 // nonNull is a list of operations, or nothing.

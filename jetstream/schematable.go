@@ -88,7 +88,7 @@ func (t *schemaTable) compile(v *SchemaVersion) (*compiledVersion, error) {
 			return nil, err
 		}
 	}
-	if own := t.bus.cfg.Casters[v.Topic][v.Version]; own != nil {
+	if own := t.schemas.cfg.Casters[v.Topic][v.Version]; own != nil {
 		c.caster = own
 	}
 	return c, nil
@@ -142,13 +142,26 @@ type topicSchemas struct {
 	failed atomic.Int64
 }
 
+// schemas has the schemas of topics, and compares and casts events with them.
+type schemas struct {
+	*core
+	table     *schemaTable
+	computing computing
+}
+
+func newSchemas(c *core) *schemas {
+	m := &schemas{core: c, computing: computing{c.cfg.Computing}}
+	m.table = newSchemaTable(m)
+	return m
+}
+
 // schemaTable has all schemas. It follows the bucket, and keeps what it knows without NATS.
 type schemaTable struct {
-	bus    *Bus
-	follow sync.Once
-	once   sync.Once
-	full   chan struct{} // closed once all that was there is known
-	wanted chan look     // for versions that events name
+	schemas *schemas
+	follow  sync.Once
+	once    sync.Once
+	full    chan struct{} // closed once all that was there is known
+	wanted  chan look     // for versions that events name
 
 	checks *quota.Places
 
@@ -161,17 +174,17 @@ type schemaTable struct {
 	sizeBy map[string]int
 }
 
-func newSchemaTable(b *Bus) *schemaTable {
-	return &schemaTable{bus: b, full: make(chan struct{}), wanted: make(chan look), checks: quota.NewPlaces(schemaChecks, (schemaChecks+1)/2), topics: make(map[string]*topicSchemas), by: make(map[string]int), sizeBy: make(map[string]int)}
+func newSchemaTable(m *schemas) *schemaTable {
+	return &schemaTable{schemas: m, full: make(chan struct{}), wanted: make(chan look), checks: quota.NewPlaces(schemaChecks, (schemaChecks+1)/2), topics: make(map[string]*topicSchemas), by: make(map[string]int), sizeBy: make(map[string]int)}
 }
 
 func (t *schemaTable) bucket() sharedBucket {
-	return sharedBucket{core: t.bus.core, name: schemasBucket, description: "schemas of topics", max: MaxSchemas, maxEntry: maxSchemaEntry, fixed: true}
+	return sharedBucket{core: t.schemas.core, name: schemasBucket, description: "schemas of topics", max: MaxSchemas, maxEntry: maxSchemaEntry, fixed: true}
 }
 
 // open waits until all schemas are known, if a rule asks for schemas: no event passes unseen.
 func (t *schemaTable) open(ctx context.Context) error {
-	if !slices.ContainsFunc(t.bus.rules, func(r TopicRule) bool { return r.Schema.asked() }) {
+	if !slices.ContainsFunc(t.schemas.rules, func(r TopicRule) bool { return r.Schema.asked() }) {
 		return nil
 	}
 	return t.load(ctx)
@@ -180,24 +193,24 @@ func (t *schemaTable) open(ctx context.Context) error {
 // load follows the bucket from the first call on, and waits until all that was there is known. A
 // bus that needs no schemas has no bucket.
 func (t *schemaTable) load(ctx context.Context) error {
-	if t.bus.closing() {
+	if t.schemas.closing() {
 		return ErrClosed
 	}
 	t.follow.Do(func() {
-		t.bus.start(func() {
-			t.bucket().follow(t.bus.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
+		t.schemas.start(func() {
+			t.bucket().follow(t.schemas.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
 		})
-		t.bus.start(t.answer)
+		t.schemas.start(t.answer)
 	})
-	ctx, cancel := context.WithTimeout(ctx, t.bus.cfg.openWait)
+	ctx, cancel := context.WithTimeout(ctx, t.schemas.cfg.openWait)
 	defer cancel()
 	select {
 	case <-t.full:
 		return nil
-	case <-t.bus.ctx.Done():
+	case <-t.schemas.ctx.Done():
 		return ErrClosed
 	case <-ctx.Done():
-		return t.bus.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
+		return t.schemas.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
 	}
 }
 
@@ -222,7 +235,7 @@ func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, s
 	if of.lookedSince(since) {
 		return true
 	}
-	now := t.bus.clock.now()
+	now := t.schemas.clock.now()
 	if failed := of.failed.Load(); failed != 0 && now-failed < int64(lookRest) {
 		return false
 	}
@@ -232,7 +245,7 @@ func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, s
 	select {
 	case t.wanted <- q:
 	case <-timer.C:
-		of.failed.Store(t.bus.clock.now())
+		of.failed.Store(t.schemas.clock.now())
 		return false
 	case <-ctx.Done():
 		return false
@@ -241,7 +254,7 @@ func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, s
 	case ok := <-q.done:
 		return ok
 	case <-timer.C:
-		of.failed.Store(t.bus.clock.now())
+		of.failed.Store(t.schemas.clock.now())
 	case <-ctx.Done():
 	}
 	return false
@@ -253,7 +266,7 @@ func (t *schemaTable) answer() {
 		select {
 		case q := <-t.wanted:
 			q.done <- t.ask(&q)
-		case <-t.bus.ctx.Done():
+		case <-t.schemas.ctx.Done():
 			return
 		}
 	}
@@ -264,11 +277,11 @@ func (t *schemaTable) ask(q *look) bool {
 	if q.of.lookedSince(q.since) {
 		return true
 	}
-	began := t.bus.clock.now()
-	ctx, cancel := context.WithTimeout(t.bus.ctx, lookWait)
+	began := t.schemas.clock.now()
+	ctx, cancel := context.WithTimeout(t.schemas.ctx, lookWait)
 	defer cancel()
 	if _, err := t.catchUp(ctx, q.name); err != nil {
-		q.of.failed.Store(t.bus.clock.now())
+		q.of.failed.Store(t.schemas.clock.now())
 		return false
 	}
 	q.of.failed.Store(0)
@@ -291,7 +304,7 @@ func (t *schemaTable) saw(key string, value []byte) {
 		c, err = t.compile(&v)
 	}
 	if err != nil {
-		t.bus.often.Log(t.bus.ctx, slog.LevelWarn, "a schema in the registry cannot be used", key, slog.String("key", key), slog.Any("error", err))
+		t.schemas.often.Log(t.schemas.ctx, slog.LevelWarn, "a schema in the registry cannot be used", key, slog.String("key", key), slog.Any("error", err))
 		return
 	}
 	t.add(c)
@@ -365,12 +378,12 @@ func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, err
 	for {
 		set := t.set(name)
 		key := schemaKey(name, set.latest()+1)
-		m, err := t.bus.lastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
+		m, err := t.schemas.lastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
 		if errors.Is(err, ErrNotFound) {
 			return set, nil
 		}
 		if err != nil {
-			return nil, t.bus.unavailable(err)
+			return nil, t.schemas.unavailable(err)
 		}
 		before := set.latest()
 		t.saw(key, m.data)
@@ -398,7 +411,7 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	msg := &nats.Msg{Subject: t.bucket().subject(schemaKey(v.Topic, v.Version)), Data: value}
-	_, err = t.bus.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().stream()), natsjs.WithExpectLastSequencePerSubject(0))
+	_, err = t.schemas.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().stream()), natsjs.WithExpectLastSequencePerSubject(0))
 	if errors.Is(movedOr(err), errGroupMoved) {
 		return errSchemaTaken
 	}
@@ -406,11 +419,11 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 		if strings.Contains(api.Description, "per subject") {
 			return errSchemaTaken
 		}
-		t.bus.obs.LimitReached("schemas")
+		t.schemas.obs.LimitReached("schemas")
 		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the registry has %d versions, which is its limit", MaxSchemas)}
 	}
 	if err != nil {
-		return t.bus.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", schemasBucket, err))
+		return t.schemas.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", schemasBucket, err))
 	}
 	t.add(v)
 	return nil

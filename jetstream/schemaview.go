@@ -44,11 +44,11 @@ func (s Schemas) View(ctx context.Context, topic string, version int) (*SchemaVi
 	if err := ValidTopic(topic); err != nil {
 		return nil, err
 	}
-	t := s.bus.schemas
+	t := s.schemas.table
 	if err := t.load(ctx); err != nil {
 		return nil, err
 	}
-	rule := s.bus.rule(topic).Schema
+	rule := s.schemas.rule(topic).Schema
 	name := rule.of(topic)
 	set := t.set(name)
 	if set.latest() < max(version, 1) { // another hub may have registered it a moment ago
@@ -86,7 +86,7 @@ func (v *SchemaView) CountFor(client string) *SchemaView {
 // question to the server for a version that this hub has not heard of.
 func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	err := v.cast(ctx, e)
-	since := v.table.bus.clock.now() - int64(lookAgain)
+	since := v.table.schemas.clock.now() - int64(lookAgain)
 	switch {
 	case !errors.Is(err, errVersionUnknown):
 		return err
@@ -95,7 +95,7 @@ func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	return v.table.bus.unavailable(errNoVersions)
+	return v.table.schemas.unavailable(errNoVersions)
 }
 
 // errNoVersions says that the server did not tell versions, or that this hub cannot read one.
@@ -106,9 +106,9 @@ var errVersionUnknown = errors.New("jetstream: the version is not known")
 
 // cast is Cast without a question to the server.
 func (v *SchemaView) cast(ctx context.Context, e *Event) error {
-	err := v.castBy(ctx, e, v.table.bus.computing.castBriefly)
+	err := v.castBy(ctx, e, v.table.schemas.computing.castBriefly)
 	if errors.Is(err, ErrLong) {
-		err = v.castBy(ctx, e, v.table.bus.computing.castSlowly)
+		err = v.castBy(ctx, e, v.table.schemas.computing.castSlowly)
 	}
 	return err
 }
@@ -151,9 +151,9 @@ func (v *SchemaView) castBy(ctx context.Context, e *Event, cast castFunc) error 
 		return fmt.Errorf("jetstream: cast an event: %w", ctx.Err())
 	case err != nil:
 		return castFailed(err, from, set.latest())
-	case len(doc) > max(v.table.bus.maxPayload, len(e.Payload)):
+	case len(doc) > max(v.table.schemas.maxPayload, len(e.Payload)):
 		return &Error{Code: CodeSchemaInvalid, Msg: "the event has " + strconv.Itoa(len(doc)) + " bytes in version " + strconv.Itoa(to) + "; at most " +
-			strconv.Itoa(v.table.bus.maxPayload) + " are allowed"}
+			strconv.Itoa(v.table.schemas.maxPayload) + " are allowed"}
 	case !ValidPayload(doc):
 		return &Error{Code: CodeSchemaInvalid, Msg: "the event in version " + strconv.Itoa(to) + " is not JSON, or is nested too deeply"}
 	}
@@ -200,13 +200,13 @@ func parseVersion(text string) (n int, ok bool) {
 
 // viewsOf returns the views of a subscription on topics; nil without
 // SubscribeOptions.SchemaVersion.
-func (b *Bus) viewsOf(ctx context.Context, topics []string, version int, client string) (map[string]*SchemaView, error) {
+func (m *schemas) viewsOf(ctx context.Context, topics []string, version int, client string) (map[string]*SchemaView, error) {
 	if version == 0 {
 		return nil, nil //nolint:nilnil // events stay as they are
 	}
 	views := make(map[string]*SchemaView, len(topics))
 	for _, topic := range topics {
-		v, err := SchemasOf(b).View(ctx, topic, version)
+		v, err := Schemas{m}.View(ctx, topic, version)
 		if err != nil {
 			return nil, err
 		}
@@ -236,7 +236,7 @@ func (h *Held) CastSlowly(ctx context.Context) (ok bool, err error) {
 	defer cancel()
 	defer context.AfterFunc(d.m.sub.ctx, cancel)() //nolint:contextcheck // either ends the cast
 	v := d.m.sub.views[d.Event.Topic]
-	return d.wasCast(d.castBy(ctx, v, v.table.bus.computing.castSlowly))
+	return d.wasCast(d.castBy(ctx, v, v.table.schemas.computing.castSlowly))
 }
 
 // CastBriefly is Cast for what takes less than about 0.1 ms and waits for no ration. For the rest,
@@ -247,7 +247,7 @@ func (h *Held) CastBriefly() (ok, long bool) {
 	if v == nil {
 		return true, false
 	}
-	brief := v.table.bus.computing.castBriefly
+	brief := v.table.schemas.computing.castBriefly
 	err := d.castBy(d.m.sub.ctx, v, brief)
 	if errors.Is(err, errVersionUnknown) {
 		if !v.table.look(d.m.sub.ctx, v.name, v.of, d.arrived) {

@@ -395,7 +395,7 @@ func (s *storing) delayed() {
 	s.publish("Orders.placed", "1", late)
 	s.must(s.b.NewPublisher().Cancel(s.t.Context(), "Orders.placed", "cancelled"))
 	// This is as when the event was just due.
-	_, err := s.b.schedules.mark(s.t.Context(), cancelledPrefix+"met", true)
+	_, err := s.b.publishing.schedules.mark(s.t.Context(), cancelledPrefix+"met", true)
 	s.must(err)
 	take(s.t, s.b, "rejects", "g", SubscribeOptions{From: FromEarliest, Paused: true})
 	publish(s.t, s.b, "rejects", numbers(10)...)

@@ -260,7 +260,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 		err = b.handles.keys.ensure(ctx)
 	}
 	if err == nil {
-		s.views, err = b.viewsOf(ctx, names, opts.SchemaVersion, opts.CountFor)
+		s.views, err = b.schemas.viewsOf(ctx, names, opts.SchemaVersion, opts.CountFor)
 	}
 	var starts []startFunc
 	if err == nil {

@@ -33,7 +33,7 @@ type DeliverySpan interface {
 
 // publishTraced is PublishAsync for a bus with a Tracer.
 func (p *Publisher) publishTraced(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
-	span := p.bus.tracer.Publish(ctx, topic, opts.Headers)
+	span := p.publishing.tracer.Publish(ctx, topic, opts.Headers)
 	if span == nil {
 		return p.publish(ctx, topic, payload, opts, done)
 	}

@@ -50,7 +50,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 		}
 		from = n
 	}
-	if _, err := b.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
+	if _, err := b.publishing.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
 		return DelayedPage{}, nil
 	} else if err != nil {
 		return DelayedPage{}, err
@@ -80,5 +80,5 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 
 // CancelDelayed is Publisher.Cancel for operators.
 func (t Topic) CancelDelayed(ctx context.Context, id string) error {
-	return t.bus.publisher.Cancel(ctx, t.name, id)
+	return t.bus.publishing.publisher.Cancel(ctx, t.name, id)
 }
