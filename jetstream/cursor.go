@@ -118,7 +118,7 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 		Waiting: info.NumPending, Leased: uint64(max(info.NumAckPending, 0)),
 		Floor: info.AckFloor.Stream, Tail: state.LastSeq,
 	}
-	if backlog.PutBack, backlog.PutBackLeased, err = b.putBackCount(ctx, ptr.PutBack); err != nil {
+	if backlog.PutBack, backlog.PutBackLeased, err = b.queues.putBackCount(ctx, ptr.PutBack); err != nil {
 		return Backlog{}, b.unavailable(err)
 	}
 	return backlog, nil
@@ -169,7 +169,7 @@ func (g Group) Delete(ctx context.Context) error {
 		if err := b.forgetGroup(ctx, t, group, maker); err != nil {
 			return b.unavailable(err)
 		}
-		if err := b.dropQueue(ctx, ptr.PutBack); err != nil {
+		if err := b.queues.dropQueue(ctx, ptr.PutBack); err != nil {
 			return b.unavailable(err)
 		}
 		if !exists || ptr.Deleted {

@@ -9,24 +9,24 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// letters is the stream of the dead letters, which can be made to take none.
-type letters struct {
+// letterTopic is the stream of the dead letters, which can be made to take none.
+type letterTopic struct {
 	t       *testing.T
 	b       *Bus
 	subject []string
 }
 
-func deadStream(t *testing.T, b *Bus) *letters {
+func deadStream(t *testing.T, b *Bus) *letterTopic {
 	t.Helper()
 	if _, err := b.streams.topic(t.Context(), "dlq.any", ""); err != nil {
 		t.Fatal(err)
 	}
-	l := &letters{t: t, b: b}
+	l := &letterTopic{t: t, b: b}
 	l.change(func(cfg *natsjs.StreamConfig) { l.subject = cfg.Subjects })
 	return l
 }
 
-func (l *letters) change(f func(*natsjs.StreamConfig)) {
+func (l *letterTopic) change(f func(*natsjs.StreamConfig)) {
 	l.t.Helper()
 	s, err := l.b.js.Stream(l.t.Context(), "dlq")
 	if err != nil {
@@ -40,12 +40,12 @@ func (l *letters) change(f func(*natsjs.StreamConfig)) {
 }
 
 // away has nobody listen for letters.
-func (l *letters) away() {
+func (l *letterTopic) away() {
 	l.t.Helper()
 	l.change(func(cfg *natsjs.StreamConfig) { cfg.Subjects = []string{"nowhere"} })
 }
 
-func (l *letters) back() {
+func (l *letterTopic) back() {
 	l.t.Helper()
 	l.change(func(cfg *natsjs.StreamConfig) { cfg.Subjects = l.subject })
 }

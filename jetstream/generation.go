@@ -340,7 +340,7 @@ func (b *Bus) sweepGroups() {
 			if err := b.records.generations.sweep(b.ctx, deletedAge); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("failed to look for marks of deleted groups; retrying", slog.Any("error", err))
 			}
-			if err := b.sweepPutBack(b.ctx, sweepAge); err != nil && b.ctx.Err() == nil {
+			if err := b.queues.sweepPutBack(b.ctx, sweepAge); err != nil && b.ctx.Err() == nil {
 				b.log.Warn("failed to look for events that were put back to groups that are gone; retrying", slog.Any("error", err))
 			}
 			b.streams.topics.mu.RLock()

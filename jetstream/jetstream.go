@@ -59,19 +59,16 @@ type Bus struct {
 	records    *records
 	schemas    *schemas
 	publishing *publishing
+	queues     *queues
+	letters    *letters
 
 	lagEvents    lagEvents
 	owners       *owners
 	orderings    sync.WaitGroup // ordered groups of this hub
 	orderingsEnd atomic.Bool    // it gives up those that it owns
 	dead         *deadLetters
-	// places of redrives, bytes put back by client, and who puts back now
-	redrives      *quota.Places
-	letterBook    *letterBook
-	handles       *handleTable
-	forwards      *quota.Places
-	putBackShares *quota.Set
-	puttingBack   chan struct{}
+	handles      *handleTable
+	forwards     *quota.Places
 
 	subMu    sync.Mutex
 	subs     map[*Subscription]struct{}
@@ -124,11 +121,14 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.records = newRecords(b.core, b.streams)
 	b.schemas = newSchemas(b.core)
 	b.publishing = newPublishing(b.core, b.streams, b.reads, b.schemas)
-	b.letterBook = newLetterBook()
+	b.queues = &queues{core: b.core, streams: b.streams, records: b.records}
+	b.letters = &letters{
+		core: b.core, streams: b.streams, reads: b.reads, records: b.records, publishing: b.publishing, queues: b.queues, backups: b.backups,
+		book: newLetterBook(), redrives: quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2),
+		putBackShares: quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil),
+		puttingBack:   make(chan struct{}, 1),
+	}
 	b.handles, b.forwards = newHandleTable(b), newForwards()
-	b.redrives = quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2)
-	b.putBackShares = quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil)
-	b.puttingBack = make(chan struct{}, 1)
 	b.linkHooks = linkHooks{
 		cut: b.linkCut, lost: b.linkLost, returning: b.linkReturning, back: b.linkBack, heard: b.linkHeard, changed: b.access.native.streamChanged,
 	}

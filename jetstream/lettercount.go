@@ -47,29 +47,29 @@ type LetterCounts struct {
 // While letters are removed of which there are more than 50,000, these counts may be 30 s old. Any
 // other filter makes Count read all letters.
 func (d DeadLetters) Count(ctx context.Context, filter LetterFilter, client string, visible func(*Letter) bool) (LetterCounts, error) {
-	b := d.bus
+	letters := d.letters
 	if err := filter.validate(); err != nil {
 		return LetterCounts{}, err
 	}
 	if filter == (LetterFilter{Topic: filter.Topic}) {
-		sum, err := b.letterBook.counts(ctx, b, client)
+		sum, err := letters.book.counts(ctx, letters, client)
 		if err != nil {
 			return LetterCounts{}, err
 		}
 		return sum.selected(filter.Topic, visible), nil
 	}
-	leave, err := b.enterRedrives(ctx, client)
+	leave, err := letters.enterRedrives(ctx, client)
 	if err != nil {
 		return LetterCounts{}, err
 	}
 	defer leave()
-	streams, err := b.letterStreams(ctx, &filter)
+	streams, err := letters.letterStreams(ctx, &filter)
 	if err != nil {
 		return LetterCounts{}, err
 	}
 	sum := newLetterSum()
 	for i := range streams {
-		err := b.eachLetter(ctx, &streams[i], 1, &filter, func(l *Letter, _ *storedMsg) error {
+		err := letters.eachLetter(ctx, &streams[i], 1, &filter, func(l *Letter, _ *storedMsg) error {
 			if filter.selects(l) && (visible == nil || visible(l)) {
 				sum.add(l)
 			}
@@ -176,7 +176,7 @@ func newLetterBook() *letterBook {
 }
 
 // counts returns the counts of a moment since it was called.
-func (k *letterBook) counts(ctx context.Context, b *Bus, client string) (*letterSum, error) {
+func (k *letterBook) counts(ctx context.Context, d *letters, client string) (*letterSum, error) {
 	came := time.Now()
 	select {
 	case k.turn <- struct{}{}:
@@ -188,7 +188,7 @@ func (k *letterBook) counts(ctx context.Context, b *Bus, client string) (*letter
 		return k.sum, nil // another caller has looked meanwhile
 	}
 	began := time.Now()
-	changed, err := k.look(ctx, b, client)
+	changed, err := k.look(ctx, d, client)
 	k.stale = k.stale || changed
 	if err != nil {
 		return nil, err
@@ -203,8 +203,8 @@ func (k *letterBook) counts(ctx context.Context, b *Bus, client string) (*letter
 
 // look asks NATS what came and went, and counts that. What it has counted before an error stays
 // counted.
-func (k *letterBook) look(ctx context.Context, b *Bus, client string) (changed bool, err error) {
-	streams, err := b.letterStreams(ctx, &LetterFilter{})
+func (k *letterBook) look(ctx context.Context, d *letters, client string) (changed bool, err error) {
+	streams, err := d.letterStreams(ctx, &LetterFilter{})
 	if err != nil {
 		return false, err
 	}
@@ -227,12 +227,12 @@ func (k *letterBook) look(ctx context.Context, b *Bus, client string) (changed b
 		}
 		changed = true
 		if leave == nil {
-			if leave, err = b.enterRedrives(ctx, client); err != nil {
+			if leave, err = d.enterRedrives(ctx, client); err != nil {
 				return changed, err
 			}
 			defer leave()
 		}
-		err := b.eachLetter(ctx, s, c.next, &LetterFilter{}, func(l *Letter, _ *storedMsg) error {
+		err := d.eachLetter(ctx, s, c.next, &LetterFilter{}, func(l *Letter, _ *storedMsg) error {
 			c.sum.add(l)
 			c.letters++
 			c.next = l.Sequence + 1

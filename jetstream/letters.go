@@ -14,6 +14,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/quota"
 )
 
 // Bounds of what is read of dead letters at a time.
@@ -29,6 +30,22 @@ const (
 	maxLetterLimit = 1_000
 )
 
+// letters lists, counts, redrives and discards dead letters.
+type letters struct {
+	*core
+	streams    *streams
+	reads      *reads
+	records    *records
+	publishing *publishing
+	queues     *queues
+	backups    *backups // which redrives exclude
+
+	book          *letterBook
+	redrives      *quota.Places
+	putBackShares *quota.Set    // bytes put back, by client
+	puttingBack   chan struct{} // held by who puts events back now
+}
+
 // letterSubjects are the subjects of all dead letters.
 var letterSubjects = []string{plainSubject("dlq.>"), keyedPattern("dlq.>")}
 
@@ -36,10 +53,10 @@ var letterSubjects = []string{plainSubject("dlq.>"), keyedPattern("dlq.>")}
 // a small value that costs nothing to create. Its methods may be called concurrently. They return a
 // bad_topic, bad_group or bad_options *Error for an invalid LetterFilter, and an internal *Error
 // when NATS fails to answer properly.
-type DeadLetters struct{ bus *Bus }
+type DeadLetters struct{ letters *letters }
 
 // DeadLetters gives access to the dead letters of all topics.
-func (a Admin) DeadLetters() DeadLetters { return DeadLetters(a) }
+func (a Admin) DeadLetters() DeadLetters { return DeadLetters{a.bus.letters} }
 
 // LetterFilter selects dead letters. The zero value selects all of them.
 type LetterFilter struct {
@@ -265,9 +282,9 @@ type letterStream struct {
 }
 
 // letterStreams are the streams that may have letters of the filter, in order of their names.
-func (b *Bus) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStream, error) {
+func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStream, error) {
 	if f.Topic != "" {
-		t, state, err := b.streams.freshExisting(ctx, dlqPrefix+f.Topic)
+		t, state, err := d.streams.freshExisting(ctx, dlqPrefix+f.Topic)
 		if errors.Is(err, ErrNotFound) {
 			return nil, nil
 		}
@@ -278,22 +295,22 @@ func (b *Bus) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStrea
 	}
 	names := make(map[string]bool)
 	for _, subject := range letterSubjects {
-		list := b.js.StreamNames(ctx, natsjs.WithStreamListSubject(subject))
+		list := d.js.StreamNames(ctx, natsjs.WithStreamListSubject(subject))
 		for name := range list.Name() {
 			names[name] = true
 		}
 		if err := list.Err(); err != nil {
-			return nil, b.unavailable(fmt.Errorf("jetstream: list the streams of dead letters: %w", err))
+			return nil, d.unavailable(fmt.Errorf("jetstream: list the streams of dead letters: %w", err))
 		}
 	}
 	var streams []letterStream
 	for name := range names {
-		info, err := b.findStream(ctx, name)
+		info, err := d.findStream(ctx, name)
 		if errors.Is(err, ErrNotFound) {
 			continue
 		}
 		if err != nil {
-			return nil, b.unavailable(err)
+			return nil, d.unavailable(err)
 		}
 		s := letterStream{name: name, created: native.StreamMade(info), first: info.State.FirstSeq, last: info.State.LastSeq, messages: info.State.Msgs}
 		for _, has := range info.Config.Subjects {
@@ -319,17 +336,17 @@ var errLettersEnded = errors.New("jetstream: enough letters were read")
 
 // eachLetter calls f for the letters of a stream from a sequence on that are in the filter's time,
 // until f returns errLettersEnded. It reads ahead, a bounded number of bytes.
-func (b *Bus) eachLetter(ctx context.Context, s *letterStream, from uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
+func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
 	if stream, seq, ok := nativeID(filter.ID); ok {
 		if stream != s.name || seq < from || seq > s.last {
 			return nil
 		}
-		m, err := b.getMsg(ctx, s.name, map[string]any{"seq": seq})
+		m, err := d.getMsg(ctx, s.name, map[string]any{"seq": seq})
 		if errors.Is(err, ErrNotFound) {
 			return nil
 		}
 		if err != nil {
-			return b.unavailable(err)
+			return d.unavailable(err)
 		}
 		if !slices.ContainsFunc(letterSubjects, func(all string) bool { return covers(all, m.subject) }) {
 			return nil
@@ -342,9 +359,9 @@ func (b *Bus) eachLetter(ctx context.Context, s *letterStream, from uint64, filt
 	}
 	next := max(from, 1)
 	if !filter.Since.IsZero() {
-		first, err := b.leaderNext(ctx, s.name, 0, farthest(filter.Since), s.subjects)
+		first, err := d.leaderNext(ctx, s.name, 0, farthest(filter.Since), s.subjects)
 		if err != nil {
-			return b.unavailable(err)
+			return d.unavailable(err)
 		}
 		if first == nil {
 			return nil
@@ -353,7 +370,7 @@ func (b *Bus) eachLetter(ctx context.Context, s *letterStream, from uint64, filt
 	}
 	for failed := 0; ; {
 		began := next
-		err := b.lettersOn(ctx, s, &next, filter, f)
+		err := d.lettersOn(ctx, s, &next, filter, f)
 		own, stops := errors.AsType[*stopError](err)
 		switch {
 		case err == nil, stops && errors.Is(own.err, errLettersEnded):
@@ -362,24 +379,24 @@ func (b *Bus) eachLetter(ctx context.Context, s *letterStream, from uint64, filt
 			return own.err
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case b.ctx.Err() != nil:
+		case d.ctx.Err() != nil:
 			return ErrClosed
 		}
 		if failed++; next > began {
 			failed = 1
 		}
 		if failed == readAgain {
-			return b.unavailable(err)
+			return d.unavailable(err)
 		}
-		if err := b.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := d.pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
 }
 
 // lettersOn reads through one consumer until that has no more. next is the sequence to go on with.
-func (b *Bus) lettersOn(ctx context.Context, s *letterStream, next *uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
-	return b.reads.readWindows(ctx, s.name, next, s.last, s.subjects, pullBatch, func(window []*storedMsg) error {
+func (d *letters) lettersOn(ctx context.Context, s *letterStream, next *uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
+	return d.reads.readWindows(ctx, s.name, next, s.last, s.subjects, pullBatch, func(window []*storedMsg) error {
 		for _, m := range window {
 			if m.seq > s.last || !filter.Until.IsZero() && m.time.UnixMilli() > filter.Until.UnixMilli() {
 				return &stopError{errLettersEnded}
@@ -426,7 +443,7 @@ type LetterPage struct {
 // Next of the page before, "" to begin. visible, if not nil, hides letters for which it returns
 // false. List looks at no more than 10,000 letters and 64 MiB, and a page has about 4 MiB at most.
 func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string, limit int, visible func(*Letter) bool) (LetterPage, error) {
-	b := d.bus
+	letters := d.letters
 	if err := filter.validate(); err != nil {
 		return LetterPage{}, err
 	}
@@ -440,7 +457,7 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 			return LetterPage{}, badOptions("next is not the next of an earlier answer: begin without it")
 		}
 	}
-	streams, err := b.letterStreams(ctx, &filter)
+	streams, err := letters.letterStreams(ctx, &filter)
 	if err != nil {
 		return LetterPage{}, err
 	}
@@ -457,7 +474,7 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		case s.name == from.Stream:
 			return LetterPage{}, badOptions("the dead letters were removed since next was given: begin without it")
 		}
-		err := b.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
+		err := letters.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
 			if len(page.Letters) == limit || scanned == letterScan || read > letterBytes || size > letterPage {
 				page.Next = streamCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
 				return errLettersEnded

@@ -557,8 +557,13 @@ func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(c
 // answer arrives, the *Error says that the outcome is unknown. A publish with PublishOptions.ID may
 // then be repeated safely. If ctx has no deadline, Publish returns within 10 s.
 func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
-	return b.publishing.publishWait(ctx, func(done func(Receipt, error)) error {
-		return b.publishing.publisher.PublishAsync(ctx, topic, payload, opts, done)
+	return b.publishing.publish(ctx, topic, payload, opts)
+}
+
+// publish is Bus.Publish.
+func (p *publishing) publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
+	return p.publishWait(ctx, func(done func(Receipt, error)) error {
+		return p.publisher.PublishAsync(ctx, topic, payload, opts, done)
 	})
 }
 

@@ -41,6 +41,13 @@ const (
 	headerGroup = "Event-Group"
 )
 
+// queues has the queues of copies.
+type queues struct {
+	*core
+	streams *streams
+	records *records
+}
+
 // originRef says where an event was stored that has a dead letter.
 type originRef struct {
 	stream    string // "" when it is not known
@@ -142,30 +149,30 @@ func readPutBack(e *Event, h nats.Header) letterRef {
 }
 
 // putBackTopic is a topic as its copies in the stream of what was put back.
-func (b *Bus) putBackTopic(topic string, info *natsjs.StreamInfo) *topicInfo {
+func (q *queues) putBackTopic(topic string, info *natsjs.StreamInfo) *topicInfo {
 	return &topicInfo{
-		name: topic, putBack: true, obs: nopObserver{}, maxPayload: b.maxPayload,
+		name: topic, putBack: true, obs: nopObserver{}, maxPayload: q.maxPayload,
 		stream: &stream{name: putBackStream, family: true, created: native.StreamMade(info)},
 	}
 }
 
 // openPutBack returns the stream of what was put back, and makes it if it is not there.
-func (b *Bus) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
-	info, err := b.findStream(ctx, putBackStream)
+func (q *queues) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
+	info, err := q.findStream(ctx, putBackStream)
 	if !errors.Is(err, ErrNotFound) {
 		return info, err
 	}
 	cfg := natsjs.StreamConfig{
 		Name: putBackStream, Subjects: []string{putBackSubject + ">"}, Description: "eventhub: dead-lettered events that were put back to their group",
-		Retention: natsjs.WorkQueuePolicy, Discard: natsjs.DiscardNew, MaxBytes: int64(b.limits.PutBackBytes), MaxMsgs: -1, MaxMsgSize: -1,
-		Replicas: b.cfg.Replicas,
+		Retention: natsjs.WorkQueuePolicy, Discard: natsjs.DiscardNew, MaxBytes: int64(q.limits.PutBackBytes), MaxMsgs: -1, MaxMsgSize: -1,
+		Replicas: q.cfg.Replicas,
 	}
-	if b.cfg.Server != nil && b.cfg.Server.InMemory() {
+	if q.cfg.Server != nil && q.cfg.Server.InMemory() {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	s, err := b.js.CreateStream(ctx, cfg)
+	s, err := q.js.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) { // by a hub with other settings
-		return b.findStream(ctx, putBackStream)
+		return q.findStream(ctx, putBackStream)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create stream %s: %w", putBackStream, err)
@@ -175,18 +182,18 @@ func (b *Bus) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
 
 // openQueue returns the consumer of a queue, and makes it if it is not there. The caller looks
 // afterwards whether the queue is still the group's.
-func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, paused bool) (*topicInfo, *natsjs.ConsumerInfo, error) {
-	stream, err := b.openPutBack(ctx)
+func (q *queues) openQueue(ctx context.Context, topic, group, queue string, ttl, paused bool) (*topicInfo, *natsjs.ConsumerInfo, error) {
+	stream, err := q.openPutBack(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	t := b.putBackTopic(topic, stream)
-	info, err := b.records.consumer(ctx, t, queue)
+	t := q.putBackTopic(topic, stream)
+	info, err := q.records.consumer(ctx, t, queue)
 	if err == nil || !gone(err) {
 		return t, info, err
 	}
 	cfg := natsjs.ConsumerConfig{
-		Name: queue, Durable: queue, DeliverPolicy: natsjs.DeliverAllPolicy, AckPolicy: natsjs.AckExplicitPolicy, AckWait: b.cfg.AckWait,
+		Name: queue, Durable: queue, DeliverPolicy: natsjs.DeliverAllPolicy, AckPolicy: natsjs.AckExplicitPolicy, AckWait: q.cfg.AckWait,
 		MaxDeliver: -1, MaxAckPending: native.MaxAckPending, MaxWaiting: native.MaxWaiting, FilterSubject: queueSubject(queue) + ">",
 		Metadata: map[string]string{metaGroup: group, metaTopic: topic},
 	}
@@ -196,9 +203,9 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, pa
 	if paused {
 		cfg.PauseUntil = &pausedUntil
 	}
-	c, err := b.js.CreateConsumer(ctx, putBackStream, cfg)
+	c, err := q.js.CreateConsumer(ctx, putBackStream, cfg)
 	if errors.Is(err, natsjs.ErrConsumerExists) {
-		info, err = b.records.consumer(ctx, t, queue)
+		info, err = q.records.consumer(ctx, t, queue)
 		return t, info, err
 	}
 	if err != nil {
@@ -209,48 +216,48 @@ func (b *Bus) openQueue(ctx context.Context, topic, group, queue string, ttl, pa
 
 // groupQueue returns the queue of a group that exists, and makes it if the group has none. It
 // returns ErrNotFound for a group that does not exist.
-func (b *Bus) groupQueue(ctx context.Context, t *topicInfo, group string) (string, error) {
+func (q *queues) groupQueue(ctx context.Context, t *topicInfo, group string) (string, error) {
 	for range 8 {
-		ptr, err := b.records.generations.get(ctx, t, group)
+		ptr, err := q.records.generations.get(ctx, t, group)
 		if err != nil {
 			return "", err
 		}
-		ttl, err := b.hasTTL(ctx, t, group, &ptr)
+		ttl, err := q.hasTTL(ctx, t, group, &ptr)
 		if err != nil {
 			return "", err
 		}
 		if ptr.PutBack != "" {
-			_, _, err := b.openQueue(ctx, t.name, group, ptr.PutBack, ttl, ptr.Paused)
+			_, _, err := q.openQueue(ctx, t.name, group, ptr.PutBack, ttl, ptr.Paused)
 			return ptr.PutBack, err
 		}
 		next := ptr
 		next.PutBack = newQueue(t.name, group)
-		if _, _, err := b.openQueue(ctx, t.name, group, next.PutBack, ttl, ptr.Paused); err != nil {
+		if _, _, err := q.openQueue(ctx, t.name, group, next.PutBack, ttl, ptr.Paused); err != nil {
 			return "", err
 		}
-		_, err = b.records.generations.swap(ctx, t, group, ptr, next) // members hear of it by that
+		_, err = q.records.generations.swap(ctx, t, group, ptr, next) // members hear of it by that
 		if err == nil {
 			return next.PutBack, nil
 		}
 		if !errors.Is(err, errGroupMoved) {
 			return "", err // the outcome is unknown: the sweeper removes what is no group's
 		}
-		b.records.deleteConsumer(ctx, putBackStream, next.PutBack)
+		q.records.deleteConsumer(ctx, putBackStream, next.PutBack)
 	}
 	return "", &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
 // hasTTL reports whether a group ends when it has had no member for its TTL, and takes its queue
 // along. It returns ErrNotFound for a group that does not exist.
-func (b *Bus) hasTTL(ctx context.Context, t *topicInfo, group string, ptr *generation) (bool, error) {
-	info, err := b.records.groupConsumer(ctx, t, ptr)
+func (q *queues) hasTTL(ctx context.Context, t *topicInfo, group string, ptr *generation) (bool, error) {
+	info, err := q.records.groupConsumer(ctx, t, ptr)
 	if err == nil {
 		return !ptr.Durable && info.Config.InactiveThreshold > 0, nil
 	}
 	if !gone(err) {
 		return false, err
 	}
-	alive, err := b.waitsForServer(ctx, t, group, ptr)
+	alive, err := q.waitsForServer(ctx, t, group, ptr)
 	if err == nil && !alive {
 		err = ErrNotFound
 	}
@@ -259,11 +266,11 @@ func (b *Bus) hasTTL(ctx context.Context, t *topicInfo, group string, ptr *gener
 
 // waitsForServer reports whether a group whose consumer is gone will go on at its mark, because it
 // lived in the memory of a server that was restarted.
-func (b *Bus) waitsForServer(ctx context.Context, t *topicInfo, group string, ptr *generation) (bool, error) {
+func (q *queues) waitsForServer(ctx context.Context, t *topicInfo, group string, ptr *generation) (bool, error) {
 	if ptr.Deleted {
 		return false, nil
 	}
-	m, err := b.records.mark(ctx, t, group)
+	m, err := q.records.mark(ctx, t, group)
 	if err != nil || m == nil {
 		return false, err
 	}
@@ -272,11 +279,11 @@ func (b *Bus) waitsForServer(ctx context.Context, t *topicInfo, group string, pt
 
 // putBackCount returns how many events that were put back wait in a queue, and how many of them
 // are delivered and not settled. A group without a queue has none.
-func (b *Bus) putBackCount(ctx context.Context, queue string) (waiting, leased uint64, err error) {
+func (q *queues) putBackCount(ctx context.Context, queue string) (waiting, leased uint64, err error) {
 	if queue == "" {
 		return 0, 0, nil
 	}
-	info, err := b.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, queue)
+	info, err := q.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, queue)
 	if gone(err) {
 		return 0, 0, nil
 	}
@@ -287,23 +294,23 @@ func (b *Bus) putBackCount(ctx context.Context, queue string) (waiting, leased u
 }
 
 // dropQueue removes a queue and what is in it.
-func (b *Bus) dropQueue(ctx context.Context, queue string) error {
+func (q *queues) dropQueue(ctx context.Context, queue string) error {
 	if queue == "" {
 		return nil
 	}
-	err := b.js.DeleteConsumer(ctx, putBackStream, queue)
+	err := q.js.DeleteConsumer(ctx, putBackStream, queue)
 	if err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", queue, putBackStream, err)
 	}
-	return b.purgeQueue(ctx, queue)
+	return q.purgeQueue(ctx, queue)
 }
 
 // purgeQueue removes what is in a queue.
-func (b *Bus) purgeQueue(ctx context.Context, queue string) error {
+func (q *queues) purgeQueue(ctx context.Context, queue string) error {
 	var got struct {
 		Error *apiError `json:"error"`
 	}
-	if err := b.askAPI(ctx, "STREAM.PURGE."+putBackStream, map[string]any{"filter": queueSubject(queue) + ">"}, &got); err != nil {
+	if err := q.askAPI(ctx, "STREAM.PURGE."+putBackStream, map[string]any{"filter": queueSubject(queue) + ">"}, &got); err != nil {
 		return err
 	}
 	if got.Error != nil && got.Error.ErrCode != natsjs.JSErrCodeStreamNotFound {
@@ -315,18 +322,18 @@ func (b *Bus) purgeQueue(ctx context.Context, queue string) error {
 // removeStored removes a message at the leader of its stream; one that is gone is no error. The
 // server marks it as removed on the disk, which a kill survives; to overwrite it as well, the
 // server would write the whole block anew for each.
-func (b *Bus) removeStored(ctx context.Context, stream string, seq uint64) error {
+func (q *queues) removeStored(ctx context.Context, stream string, seq uint64) error {
 	var got struct {
 		Error *apiError `json:"error"`
 	}
-	if err := b.askAPI(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &got); err != nil {
+	if err := q.askAPI(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &got); err != nil {
 		return err
 	}
 	if got.Error == nil {
 		return nil
 	}
 	// The server has no code of its own for what is gone: the next read tells.
-	if _, err := b.getMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, ErrNotFound) {
+	if _, err := q.getMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, ErrNotFound) {
 		return nil
 	}
 	return got.Error
@@ -334,8 +341,8 @@ func (b *Bus) removeStored(ctx context.Context, stream string, seq uint64) error
 
 // sweepPutBack removes queues older than age that are no group's any more, and what was put into
 // such after they were removed.
-func (b *Bus) sweepPutBack(ctx context.Context, age time.Duration) error {
-	handle, err := b.js.Stream(ctx, putBackStream)
+func (q *queues) sweepPutBack(ctx context.Context, age time.Duration) error {
+	handle, err := q.js.Stream(ctx, putBackStream)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil
 	}
@@ -351,7 +358,7 @@ func (b *Bus) sweepPutBack(ctx context.Context, age time.Duration) error {
 		}
 		stays := time.Since(info.Created) < age
 		if !stays {
-			if stays, err = b.queueStays(ctx, info.Config.Metadata[metaTopic], group, info); err != nil {
+			if stays, err = q.queueStays(ctx, info.Config.Metadata[metaTopic], group, info); err != nil {
 				return err
 			}
 		}
@@ -360,23 +367,23 @@ func (b *Bus) sweepPutBack(ctx context.Context, age time.Duration) error {
 			known += info.NumPending + uint64(max(info.NumAckPending, 0))
 			continue
 		}
-		if err := b.dropQueue(ctx, info.Name); err != nil {
+		if err := q.dropQueue(ctx, info.Name); err != nil {
 			return err
 		}
-		b.log.InfoContext(ctx, "removed events that were put back to a group that is gone", slog.String("topic", info.Config.Metadata[metaTopic]), slog.String("group", group))
+		q.log.InfoContext(ctx, "removed events that were put back to a group that is gone", slog.String("topic", info.Config.Metadata[metaTopic]), slog.String("group", group))
 	}
 	if err := consumers.Err(); err != nil {
 		return err
 	}
-	info, err := b.findStream(ctx, putBackStream)
+	info, err := q.findStream(ctx, putBackStream)
 	if err != nil || info.State.Msgs <= known {
 		return err
 	}
-	return b.sweepOrphans(ctx, handle, kept)
+	return q.sweepOrphans(ctx, handle, kept)
 }
 
 // sweepOrphans removes what is in queues without a consumer that are no group's.
-func (b *Bus) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept map[string]bool) error {
+func (q *queues) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept map[string]bool) error {
 	info, err := handle.Info(ctx, natsjs.WithSubjectFilter(putBackSubject+">"))
 	if err != nil {
 		return err
@@ -388,7 +395,7 @@ func (b *Bus) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept map[s
 			continue
 		}
 		seen[queue] = true
-		m, err := b.leaderNext(ctx, putBackStream, 1, time.Time{}, []string{subject})
+		m, err := q.leaderNext(ctx, putBackStream, 1, time.Time{}, []string{subject})
 		if err != nil {
 			return err
 		}
@@ -398,12 +405,12 @@ func (b *Bus) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept map[s
 		var of []string
 		stays := false
 		if json.Unmarshal([]byte(m.header.Get(headerGroup)), &of) == nil && len(of) == 2 {
-			if stays, err = b.queueStays(ctx, of[0], of[1], &natsjs.ConsumerInfo{Name: queue}); err != nil {
+			if stays, err = q.queueStays(ctx, of[0], of[1], &natsjs.ConsumerInfo{Name: queue}); err != nil {
 				return err
 			}
 		}
 		if !stays {
-			if err := b.dropQueue(ctx, queue); err != nil {
+			if err := q.dropQueue(ctx, queue); err != nil {
 				return err
 			}
 		}
@@ -413,30 +420,30 @@ func (b *Bus) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept map[s
 
 // queueStays reports whether a queue is its group's. A group with a TTL that has ended takes its
 // queue along.
-func (b *Bus) queueStays(ctx context.Context, topic, group string, queue *natsjs.ConsumerInfo) (bool, error) {
-	t, _, err := b.streams.freshExisting(ctx, topic)
+func (q *queues) queueStays(ctx context.Context, topic, group string, queue *natsjs.ConsumerInfo) (bool, error) {
+	t, _, err := q.streams.freshExisting(ctx, topic)
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	ptr, err := b.records.generations.get(ctx, t, group)
+	ptr, err := q.records.generations.get(ctx, t, group)
 	if err != nil || ptr.Deleted || ptr.PutBack != queue.Name {
 		return false, err
 	}
 	if queue.Config.Metadata[metaTTL] == "" || ptr.Durable {
 		return true, nil
 	}
-	if _, err := b.records.groupConsumer(ctx, t, &ptr); !gone(err) {
+	if _, err := q.records.groupConsumer(ctx, t, &ptr); !gone(err) {
 		return true, err
 	}
-	if alive, err := b.waitsForServer(ctx, t, group, &ptr); err != nil || alive {
+	if alive, err := q.waitsForServer(ctx, t, group, &ptr); err != nil || alive {
 		return true, err
 	}
 	next := ptr
 	next.PutBack = ""
-	_, err = b.records.generations.swap(ctx, t, group, ptr, next)
+	_, err = q.records.generations.swap(ctx, t, group, ptr, next)
 	if errors.Is(err, errGroupMoved) {
 		return true, nil // somebody has come
 	}

@@ -76,7 +76,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 	if ptr.Deleted || ptr.PutBack != queue {
 		return nil, ErrNotFound
 	}
-	pt, info, err := b.openQueue(ctx, topic, s.group, queue, ttl && !ptr.Durable, ptr.Paused)
+	pt, info, err := b.queues.openQueue(ctx, topic, s.group, queue, ttl && !ptr.Durable, ptr.Paused)
 	if err != nil {
 		return nil, err
 	}

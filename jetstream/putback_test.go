@@ -12,10 +12,10 @@ import (
 func queueEnds(t *testing.T, b *Bus) {
 	t.Helper()
 	eventually(t, "the queue is gone", func() bool {
-		if err := b.sweepPutBack(t.Context(), 0); err != nil {
+		if err := b.queues.sweepPutBack(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
-		info, err := b.openPutBack(t.Context())
+		info, err := b.queues.openPutBack(t.Context())
 		return err == nil && info.State.Consumers == 0 && info.State.Msgs == 0
 	})
 }
@@ -87,13 +87,13 @@ func TestAQueueOfAGroupThatWaitsForItsServerEndsWithTheTTL(t *testing.T) {
 		if err != nil {
 			return false
 		}
-		info, err := b.openPutBack(t.Context())
+		info, err := b.queues.openPutBack(t.Context())
 		return err == nil && info.State.Msgs == 1
 	})
-	if err := b.sweepPutBack(t.Context(), 0); err != nil {
+	if err := b.queues.sweepPutBack(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := b.openPutBack(t.Context()); err != nil || info.State.Msgs != 1 {
+	if info, err := b.queues.openPutBack(t.Context()); err != nil || info.State.Msgs != 1 {
 		t.Fatalf("a group that may come back has lost its queue: %v", err)
 	}
 	// As when the minute is over: nothing says any more that the group may come back.
@@ -112,7 +112,7 @@ func TestALetterIsPutBackOnce(t *testing.T) {
 	publish(t, b, "once", numbers(3)...)
 	fail(t, b, "once", "g", "no", 3)
 	letters := letterList(t, b, LetterFilter{})
-	r := func() *redrive { return &redrive{bus: b, queues: make(map[[2]string]queueOf)} }
+	r := func() *redrive { return &redrive{letters: b.letters, queues: make(map[[2]string]queueOf)} }
 	// the first hub: it stores the copy of the first letter and is lost
 	lost := r()
 	if err := lost.findQueues(t.Context(), letters); err != nil {
@@ -122,7 +122,7 @@ func TestALetterIsPutBackOnce(t *testing.T) {
 	if err != nil || why != "" {
 		t.Fatal(why, err)
 	}
-	stream, err := b.openPutBack(t.Context())
+	stream, err := b.queues.openPutBack(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestALetterIsPutBackOnce(t *testing.T) {
 		t.Errorf("%+v, backlog %+v", got, backlog(t, b, "once"))
 	}
 	// again with the second letter, which the delivery removes
-	if stream, err = b.openPutBack(t.Context()); err != nil {
+	if stream, err = b.queues.openPutBack(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ready, _, err = lost.prepare(t.Context(), letters[1])
@@ -209,7 +209,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	if err := b.Group("gone", "g").Delete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := b.openPutBack(t.Context()); err != nil || info.State.Msgs != 0 || info.State.Consumers != 0 {
+	if info, err := b.queues.openPutBack(t.Context()); err != nil || info.State.Msgs != 0 || info.State.Consumers != 0 {
 		t.Errorf("%d events in %d queues, %v", info.State.Msgs, info.State.Consumers, err)
 	}
 	if _, err := b.Admin().DeadLetters().Redrive(t.Context(), LetterFilter{Topic: "gone", Group: "g"}, RedriveOptions{}); !errors.Is(err, ErrNotFound) {
@@ -234,10 +234,10 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.sweepPutBack(t.Context(), 0); err != nil {
+	if err := b.queues.sweepPutBack(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := b.openPutBack(t.Context()); err != nil || info.State.Msgs != 0 || info.State.Consumers != 1 {
+	if info, err := b.queues.openPutBack(t.Context()); err != nil || info.State.Msgs != 0 || info.State.Consumers != 1 {
 		t.Errorf("after the sweep: %d events in %d queues, %v", info.State.Msgs, info.State.Consumers, err)
 	}
 	// the topic goes, and its queues with it
@@ -247,10 +247,10 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.sweepPutBack(t.Context(), 0); err != nil {
+	if err := b.queues.sweepPutBack(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := b.openPutBack(t.Context()); err != nil || info.State.Consumers != 0 {
+	if info, err := b.queues.openPutBack(t.Context()); err != nil || info.State.Consumers != 0 {
 		t.Errorf("after the topic: %d queues, %v", info.State.Consumers, err)
 	}
 }
@@ -299,7 +299,7 @@ func TestAQueueEndsWithItsTTL(t *testing.T) {
 		t.Fatal(err)
 	}
 	redriveAll(t, b, LetterFilter{}, RedriveOptions{})
-	if err := b.sweepPutBack(t.Context(), 0); err != nil {
+	if err := b.queues.sweepPutBack(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	if n := backlog(t, b, "tab").PutBack; n != 1 {

@@ -95,11 +95,11 @@ func (r *Redriven) copied() Redriven {
 
 // redrive is one that runs.
 type redrive struct {
-	bus    *Bus
-	filter LetterFilter
-	opts   RedriveOptions
-	result Redriven
-	act    func(context.Context, []*Letter) error // on a batch
+	letters *letters
+	filter  LetterFilter
+	opts    RedriveOptions
+	result  Redriven
+	act     func(context.Context, []*Letter) error // on a batch
 
 	began  time.Time
 	queues map[[2]string]queueOf // of groups, by topic and name
@@ -124,13 +124,13 @@ type redrive struct {
 // filter.Group name a group that does not exist; overloaded and rate_limited when
 // a limit is reached (Limits.PutBack). The result is valid with an error, too.
 func (d DeadLetters) Redrive(ctx context.Context, filter LetterFilter, opts RedriveOptions) (Redriven, error) {
-	r := &redrive{bus: d.bus, filter: filter, opts: opts, queues: make(map[[2]string]queueOf)}
+	r := &redrive{letters: d.letters, filter: filter, opts: opts, queues: make(map[[2]string]queueOf)}
 	r.act = r.toGroups
 	if opts.ToTopic {
 		r.act = r.toTopics
 	}
 	if !opts.DryRun {
-		leave, err := d.bus.backups.enter()
+		leave, err := d.letters.backups.enter()
 		if err != nil {
 			return Redriven{}, err
 		}
@@ -142,26 +142,26 @@ func (d DeadLetters) Redrive(ctx context.Context, filter LetterFilter, opts Redr
 // Discard removes the selected letters for good, those that cannot be read included. Letters that
 // come meanwhile stay. Errors are those of Redrive, but for those about groups.
 func (d DeadLetters) Discard(ctx context.Context, filter LetterFilter, opts RedriveOptions) (Redriven, error) {
-	r := &redrive{bus: d.bus, filter: filter, opts: opts}
+	r := &redrive{letters: d.letters, filter: filter, opts: opts}
 	r.act = r.discard
 	return r.run(ctx, defaultDiscardRate)
 }
 
 // enterRedrives waits for a place for something that reads many letters.
-func (b *Bus) enterRedrives(ctx context.Context, client string) (leave func(), err error) {
+func (d *letters) enterRedrives(ctx context.Context, client string) (leave func(), err error) {
 	waiting, cancel := context.WithTimeout(ctx, redriveWait)
 	defer cancel()
-	if !b.redrives.Enter(waiting, client, redrivesWaiting, func() { b.obs.LimitReached("redrives") }) {
+	if !d.redrives.Enter(waiting, client, redrivesWaiting, func() { d.obs.LimitReached("redrives") }) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 		return nil, &Error{Code: CodeOverloaded, Msg: "too many redrives, discards and counts of dead letters run on this hub: try again later"}
 	}
-	return func() { b.redrives.Leave(client) }, nil
+	return func() { d.redrives.Leave(client) }, nil
 }
 
 func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
-	b := r.bus
+	letters := r.letters
 	if err := r.filter.validate(); err != nil {
 		return Redriven{}, err
 	}
@@ -174,12 +174,12 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 			return Redriven{}, err
 		}
 	}
-	leave, err := b.enterRedrives(ctx, r.opts.Client)
+	leave, err := letters.enterRedrives(ctx, r.opts.Client)
 	if err != nil {
 		return Redriven{}, err
 	}
 	defer leave()
-	streams, err := b.letterStreams(ctx, &r.filter)
+	streams, err := letters.letterStreams(ctx, &r.filter)
 	if err != nil {
 		return Redriven{}, err
 	}
@@ -196,7 +196,7 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 		return r.result.copied(), nil
 	}
 	if r.filter.Topic != "" {
-		if _, _, err := b.streams.freshExisting(ctx, r.filter.Topic); err != nil {
+		if _, _, err := letters.streams.freshExisting(ctx, r.filter.Topic); err != nil {
 			if errors.Is(err, ErrNotFound) {
 				err = ErrNoTopic
 			}
@@ -248,24 +248,24 @@ var errChanged = &Error{Code: CodeBadOptions, Msg: "the stream was created again
 
 // groupExists returns ErrNotFound when the one group of the filter does not exist.
 func (r *redrive) groupExists(ctx context.Context) error {
-	b := r.bus
-	t, _, err := b.streams.freshExisting(ctx, r.filter.Topic)
+	letters := r.letters
+	t, _, err := letters.streams.freshExisting(ctx, r.filter.Topic)
 	if err != nil {
 		return err
 	}
-	ptr, err := b.records.generations.get(ctx, t, r.filter.Group)
+	ptr, err := letters.records.generations.get(ctx, t, r.filter.Group)
 	if err != nil {
-		return b.unavailable(err)
+		return letters.unavailable(err)
 	}
-	if _, err = b.records.groupConsumer(ctx, t, &ptr); err == nil {
+	if _, err = letters.records.groupConsumer(ctx, t, &ptr); err == nil {
 		return nil
 	}
 	if !gone(err) {
-		return b.unavailable(err)
+		return letters.unavailable(err)
 	}
-	alive, err := b.waitsForServer(ctx, t, r.filter.Group, &ptr)
+	alive, err := letters.queues.waitsForServer(ctx, t, r.filter.Group, &ptr)
 	if err != nil {
-		return b.unavailable(err)
+		return letters.unavailable(err)
 	}
 	if !alive {
 		return ErrNotFound
@@ -303,12 +303,12 @@ func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.bus.ctx.Done():
+		case <-r.letters.ctx.Done():
 			return ErrClosed
 		}
 	}
 	// While the rate lets the reader wait for long, the server forgets it, and it begins again.
-	err := r.bus.eachLetter(ctx, s, 1, &r.filter, func(l *Letter, _ *storedMsg) error {
+	err := r.letters.eachLetter(ctx, s, 1, &r.filter, func(l *Letter, _ *storedMsg) error {
 		if !r.filter.selects(l) {
 			if time.Since(told) < tellEvery {
 				return nil
@@ -338,12 +338,12 @@ func (r *redrive) tell() error {
 
 // current reads a letter at the leader of its stream. It returns nil when the letter is gone.
 func (r *redrive) current(ctx context.Context, l *Letter) (*Letter, error) {
-	m, err := r.bus.getMsg(ctx, l.Stream, map[string]any{"seq": l.Sequence})
+	m, err := r.letters.getMsg(ctx, l.Stream, map[string]any{"seq": l.Sequence})
 	if errors.Is(err, ErrNotFound) || err == nil && m.time.UnixNano() != l.StoredAt {
 		return nil, nil //nolint:nilnil // it is gone
 	}
 	if err != nil {
-		return nil, r.bus.unavailable(err)
+		return nil, r.letters.unavailable(err)
 	}
 	return readLetter(l.Stream, m), nil
 }
@@ -363,7 +363,7 @@ func (r *redrive) discard(ctx context.Context, batch []*Letter) error {
 	each(batch, func(i int, l *Letter) { errs[i] = r.remove(ctx, l) })
 	for _, err := range errs {
 		if err != nil {
-			return r.bus.unavailable(err)
+			return r.letters.unavailable(err)
 		}
 		r.result.Done++
 	}
@@ -376,7 +376,7 @@ func (r *redrive) remove(ctx context.Context, l *Letter) error {
 	if err != nil || now == nil {
 		return err
 	}
-	return r.bus.removeStored(ctx, l.Stream, l.Sequence)
+	return r.letters.queues.removeStored(ctx, l.Stream, l.Sequence)
 }
 
 // prepare is the letter as it is to be put back: with the payload. The reason is for a letter that
@@ -391,27 +391,27 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 	}
 	if l.Bare {
 		const lost = "the dead letter does not have the payload, which its topic does not have any more"
-		t, _, err := r.bus.streams.freshExisting(ctx, l.Topic)
+		t, _, err := r.letters.streams.freshExisting(ctx, l.Topic)
 		if errors.Is(err, ErrNotFound) || err == nil && t.stream.name != l.Event.Stream {
 			return nil, lost, nil
 		}
 		if err != nil {
 			return nil, "", err
 		}
-		m, err := r.bus.getMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
+		m, err := r.letters.getMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
 		if errors.Is(err, ErrNotFound) || err == nil && (subjectTopic(m.subject) != l.Topic || m.time.UnixNano() != l.Event.StoredAt) {
 			return nil, lost, nil
 		}
 		if err != nil {
-			return nil, "", r.bus.unavailable(err)
+			return nil, "", r.letters.unavailable(err)
 		}
 		out.event.Payload = m.data
 	}
 	out.size = len(out.event.Payload) + deadOverhead
 	if r.opts.Client != "" && !r.charged[out.ref] {
-		if wait := r.bus.putBackShares.TakeN(r.opts.Client, out.size); wait > 0 {
-			r.bus.obs.LimitReached("put_back_share")
-			return nil, "", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("you have put back as many bytes as one client may, which is %d in 30 days: the other letters stay", r.bus.limits.PutBackShare)}
+		if wait := r.letters.putBackShares.TakeN(r.opts.Client, out.size); wait > 0 {
+			r.letters.obs.LimitReached("put_back_share")
+			return nil, "", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("you have put back as many bytes as one client may, which is %d in 30 days: the other letters stay", r.letters.limits.PutBackShare)}
 		}
 		if r.charged != nil {
 			r.charged[out.ref] = true

@@ -227,7 +227,7 @@ func TestARedriveBetweenCopyAndRemoval(t *testing.T) {
 	fail(t, b, "rush", "g", "no", 3)
 	batch := letterList(t, b, LetterFilter{Topic: "rush"})
 	look := func(b *Bus) (*redrive, []*putting, uint64) {
-		r := &redrive{bus: b, opts: RedriveOptions{Rate: maxRedriveRate}, queues: make(map[[2]string]queueOf)}
+		r := &redrive{letters: b.letters, opts: RedriveOptions{Rate: maxRedriveRate}, queues: make(map[[2]string]queueOf)}
 		if err := r.findQueues(t.Context(), batch); err != nil {
 			t.Fatal(err)
 		}
@@ -269,7 +269,7 @@ func TestARedriveToTheTopic(t *testing.T) {
 	one, two := take(t, b, "again", "g", SubscribeOptions{}), take(t, b, "again", "h", SubscribeOptions{})
 	letter := letterList(t, b, LetterFilter{})[0]
 	// a hub was lost after it had published the event
-	r := &redrive{bus: b}
+	r := &redrive{letters: b.letters}
 	ready, _, err := r.prepare(t.Context(), letter)
 	if err != nil {
 		t.Fatal(err)
@@ -404,7 +404,7 @@ func TestARedriveOnACluster(t *testing.T) {
 		t.Errorf("%d different events", len(slices.Compact(payloads)))
 	}
 	k.quiet(200 * time.Millisecond)
-	info, err := b.openPutBack(t.Context())
+	info, err := b.queues.openPutBack(t.Context())
 	if err != nil || info.State.LastSeq != n || info.Config.Replicas != 3 {
 		t.Errorf("%d copies, %v", info.State.LastSeq, err)
 	}

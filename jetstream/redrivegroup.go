@@ -36,7 +36,7 @@ func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
 			return err
 		}
 		if len(left) > 0 {
-			if err := r.bus.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
+			if err := r.letters.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
 				return err
 			}
 		}
@@ -56,13 +56,13 @@ func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
 //     (Nats-Expected-Last-Sequence), and if no copy of its letter is there, should a server that
 //     led the stream before have answered.
 func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter, err error) {
-	b := r.bus
+	letters := r.letters
 	if err := r.findQueues(ctx, batch); err != nil {
 		return nil, err
 	}
 	select {
-	case b.puttingBack <- struct{}{}: // others of this hub would only make each other try again
-		defer func() { <-b.puttingBack }()
+	case letters.puttingBack <- struct{}{}: // others of this hub would only make each other try again
+		defer func() { <-letters.puttingBack }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -75,10 +75,10 @@ func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter
 // look returns the copies that the letters of a batch need, and the last sequence of the stream of
 // copies from before it looked. With an error, the copies are those of the letters before.
 func (r *redrive) look(ctx context.Context, batch []*Letter) (out []*putting, last uint64, err error) {
-	b := r.bus
-	stream, err := b.openPutBack(ctx)
+	letters := r.letters
+	stream, err := letters.queues.openPutBack(ctx)
 	if err != nil {
-		return nil, 0, b.unavailable(err)
+		return nil, 0, letters.unavailable(err)
 	}
 	last = stream.State.LastSeq
 	now, copied, errs := make([]*Letter, len(batch)), make([]bool, len(batch)), make([]error, len(batch))
@@ -121,12 +121,12 @@ func (r *redrive) look(ctx context.Context, batch []*Letter) (out []*putting, la
 
 // copied reports whether a queue has the copy of a letter.
 func (r *redrive) copied(ctx context.Context, queue string, l *Letter) (bool, error) {
-	_, err := r.bus.lastBySubject(ctx, putBackStream, queueSubject(queue)+l.ref().token())
+	_, err := r.letters.lastBySubject(ctx, putBackStream, queueSubject(queue)+l.ref().token())
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {
-		return false, r.bus.unavailable(err)
+		return false, r.letters.unavailable(err)
 	}
 	return true, nil
 }
@@ -142,8 +142,8 @@ type putting struct {
 
 // send publishes copies that expect to follow each other behind the given sequence.
 func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
-	b := r.bus
-	l := b.link()
+	letters := r.letters
+	l := letters.link()
 	type answer struct {
 		i   int
 		err error
@@ -160,7 +160,7 @@ func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 		last++
 		p.err = errNoReply
 		msg := &nats.Msg{Subject: queueSubject(p.queue) + p.listed.ref().token(), Header: h, Data: p.letter.event.Payload}
-		err := l.ask(msg, b.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+		err := l.ask(msg, letters.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
 			switch {
 			case err != nil:
 			case noResponders(reply):
@@ -189,7 +189,7 @@ func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 // ended takes the outcome of what was sent: it removes the letters of what is stored, and returns
 // the letters to be tried again.
 func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, err error) {
-	b := r.bus
+	letters := r.letters
 	errs := make([]error, len(out))
 	var wg sync.WaitGroup
 	for _, p := range out {
@@ -206,8 +206,8 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 				return
 			}
 			// If this fails, the hub that delivers the event does it.
-			if err := b.removeStored(ctx, p.listed.Stream, p.listed.Sequence); err != nil && ctx.Err() == nil {
-				b.often.Log(ctx, slog.LevelWarn, "failed to remove a dead letter that was put back; the next delivery removes it", p.listed.Stream,
+			if err := letters.queues.removeStored(ctx, p.listed.Stream, p.listed.Sequence); err != nil && ctx.Err() == nil {
+				letters.often.Log(ctx, slog.LevelWarn, "failed to remove a dead letter that was put back; the next delivery removes it", p.listed.Stream,
 					slog.String("stream", p.listed.Stream), slog.Uint64("sequence", p.listed.Sequence), slog.Any("error", err))
 			}
 		})
@@ -220,7 +220,7 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 		case ctx.Err() != nil:
 			errs[i] = ctx.Err()
 		case full(p.err):
-			b.obs.LimitReached("put_back_bytes")
+			letters.obs.LimitReached("put_back_bytes")
 			errs[i] = &Error{Code: CodeOverloaded, Msg: "the event store has no room for more events that were put back: the letters that are left stay; redrive them when members have settled what waits"}
 		case tooLarge(p.err):
 			r.result.skip("the event does not fit into a message of the event store")
@@ -249,7 +249,7 @@ func tooLarge(err error) bool {
 // findQueues finds the queues of the groups of a batch, anew for each batch: a group may have been
 // deleted since. It returns an error for a group that has no room.
 func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
-	b := r.bus
+	letters := r.letters
 	clear(r.queues)
 	for _, l := range batch {
 		pair := [2]string{l.Topic, l.Group}
@@ -266,15 +266,15 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 			r.queues[pair] = queueOf{err: fmt.Errorf("topic %s has no group %q any more", l.Topic, l.Group)}
 			continue
 		case err != nil:
-			return b.unavailable(err)
+			return letters.unavailable(err)
 		}
-		waiting, leased, err := b.putBackCount(ctx, name)
+		waiting, leased, err := letters.queues.putBackCount(ctx, name)
 		if err != nil {
-			return b.unavailable(err)
+			return letters.unavailable(err)
 		}
-		if waiting+leased+uint64(len(batch)) > uint64(b.limits.PutBack) { //nolint:gosec // it is positive
-			b.obs.LimitReached("put_back")
-			return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, b.limits.PutBack)}
+		if waiting+leased+uint64(len(batch)) > uint64(letters.limits.PutBack) { //nolint:gosec // it is positive
+			letters.obs.LimitReached("put_back")
+			return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, letters.limits.PutBack)}
 		}
 		r.queues[pair] = queueOf{name: name}
 	}
@@ -282,9 +282,9 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 }
 
 func (r *redrive) findQueue(ctx context.Context, l *Letter) (string, error) {
-	t, _, err := r.bus.streams.freshExisting(ctx, l.Topic)
+	t, _, err := r.letters.streams.freshExisting(ctx, l.Topic)
 	if err != nil {
 		return "", err
 	}
-	return r.bus.groupQueue(ctx, t, l.Group)
+	return r.letters.queues.groupQueue(ctx, t, l.Group)
 }

@@ -8,7 +8,7 @@ import (
 
 // toTopics publishes the events of a batch on their topics.
 func (r *redrive) toTopics(ctx context.Context, batch []*Letter) error {
-	b := r.bus
+	letters := r.letters
 	known, err := r.published(ctx, batch)
 	if err != nil {
 		return err
@@ -40,8 +40,8 @@ func (r *redrive) toTopics(ctx context.Context, batch []*Letter) error {
 				continue
 			}
 		}
-		if err := b.removeStored(ctx, l.Stream, l.Sequence); err != nil {
-			return b.unavailable(err)
+		if err := letters.queues.removeStored(ctx, l.Stream, l.Sequence); err != nil {
+			return letters.unavailable(err)
 		}
 		r.result.Done++
 	}
@@ -64,7 +64,7 @@ func (r *redrive) publish(ctx context.Context, l *letter) (why string, err error
 		CausedBy: append(append([]string{}, e.CausedBy...), e.ID), Tombstone: e.Tombstone, Wrapper: true,
 	}
 	for try := 1; ; try++ {
-		_, err = r.bus.Publish(ctx, l.topic, payload, opts)
+		_, err = r.letters.publishing.publish(ctx, l.topic, payload, opts)
 		refused, known := errors.AsType[*Error](err)
 		switch {
 		case err == nil:
@@ -75,7 +75,7 @@ func (r *redrive) publish(ctx context.Context, l *letter) (why string, err error
 			return "", err
 		}
 		// the id makes it safe to repeat
-		if err := r.bus.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
+		if err := r.letters.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
 			return "", err
 		}
 	}
@@ -98,7 +98,7 @@ func (r *redrive) published(ctx context.Context, batch []*Letter) (map[string]bo
 	}
 	known := make(map[string]bool)
 	for topic, of := range ids {
-		found, _, err := r.bus.History(topic).FindIDs(ctx, IDSearch{IDs: of, Since: time.Unix(0, since[topic])})
+		found, _, err := History{r.letters.reads, topic}.FindIDs(ctx, IDSearch{IDs: of, Since: time.Unix(0, since[topic])})
 		if err != nil {
 			return nil, err
 		}
