@@ -1,6 +1,12 @@
 package jetstream
 
-import "cmp"
+import (
+	"cmp"
+	"context"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
 
 // Admin has the operations of operators on the streams of a bus. An Admin is a small value that
 // costs nothing to create. Its methods may be called concurrently. Their errors are for operators:
@@ -26,4 +32,34 @@ func (a Admin) Snapshots() []TopicRule {
 		found = append(found, r)
 	}
 	return found
+}
+
+// admin has what operators look at and change: topics, rules, buckets, replicas, and the figures of
+// groups.
+type admin struct {
+	*core
+	streams    *streams
+	reads      *reads
+	records    *records
+	publishing *publishing
+	queues     *queues
+	adminHooks adminHooks
+
+	lagEvents lagEvents
+}
+
+// adminHooks are called by admin, for what members of this hub know and do.
+type adminHooks struct {
+	// members returns how many members of a group with this consumer the hub has.
+	members func(t *topicInfo, consumer string) int
+	// seen takes what the server has said of a consumer.
+	seen func(info *natsjs.ConsumerInfo)
+	// stuckSince returns since when a group is stuck; the zero time if it is not.
+	stuckSince func(info *natsjs.ConsumerInfo) time.Time
+	// deleteGroup deletes a group.
+	deleteGroup func(ctx context.Context, topic, group string) error
+}
+
+func newAdmin(c *core, s *streams, r *reads, records *records, p *publishing, q *queues) *admin {
+	return &admin{core: c, streams: s, reads: r, records: records, publishing: p, queues: q}
 }

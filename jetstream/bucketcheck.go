@@ -61,7 +61,7 @@ func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 	if err := streams.Err(); err != nil {
 		return nil, b.unavailable(err)
 	}
-	reports, err := b.checkBuckets(ctx, found)
+	reports, err := b.admin.checkBuckets(ctx, found)
 	if err != nil {
 		return nil, b.unavailable(err)
 	}
@@ -69,7 +69,7 @@ func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 }
 
 // checkBuckets looks at buckets, a few at a time.
-func (b *Bus) checkBuckets(ctx context.Context, topics []*topicInfo) ([]BucketReport, error) {
+func (a *admin) checkBuckets(ctx context.Context, topics []*topicInfo) ([]BucketReport, error) {
 	reports := make([]BucketReport, len(topics))
 	errs := make([]error, len(topics))
 	var readers sync.WaitGroup
@@ -78,7 +78,7 @@ func (b *Bus) checkBuckets(ctx context.Context, topics []*topicInfo) ([]BucketRe
 		slots <- struct{}{}
 		readers.Go(func() {
 			defer func() { <-slots }()
-			reports[i], errs[i] = b.checkBucket(ctx, t)
+			reports[i], errs[i] = a.checkBucket(ctx, t)
 		})
 	}
 	readers.Wait()
@@ -87,10 +87,10 @@ func (b *Bus) checkBuckets(ctx context.Context, topics []*topicInfo) ([]BucketRe
 
 // checkBucket looks at one bucket, and again a moment later if its source says nothing: one that
 // just begins does not either.
-func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, error) {
+func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, error) {
 	r := BucketReport{Topic: t.name, Bucket: strings.TrimPrefix(t.bucket.stream, "KV_")}
 	for again := false; ; again = true {
-		info, err := b.findStream(ctx, t.bucket.stream)
+		info, err := a.findStream(ctx, t.bucket.stream)
 		if errors.Is(err, ErrNotFound) {
 			r.Faults = []string{"it is gone"}
 			return r, nil
@@ -111,7 +111,7 @@ func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, erro
 		}
 		switch {
 		case quiet && !again && len(r.Faults) == 0:
-			if err := b.pause(ctx, 2*time.Second); err != nil {
+			if err := a.pause(ctx, 2*time.Second); err != nil {
 				return r, err
 			}
 			continue
@@ -120,7 +120,7 @@ func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, erro
 		case r.Lag > bucketBehind:
 			r.Faults = append(r.Faults, fmt.Sprintf("it is %d events behind", r.Lag))
 		}
-		fault, err := b.staleSource(ctx, t)
+		fault, err := a.staleSource(ctx, t)
 		if fault != "" {
 			r.Faults = append(r.Faults, fault)
 		}
@@ -131,8 +131,8 @@ func (b *Bus) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, erro
 // staleSource says what keeps servers before 2.15 from filling the bucket of a topic whose stream
 // was removed and made again: they go on behind the last event that came from the old one, and take
 // the new one's for known.
-func (b *Bus) staleSource(ctx context.Context, t *topicInfo) (string, error) {
-	m, err := b.lastBySubject(ctx, t.bucket.stream, t.bucket.prefix+">")
+func (a *admin) staleSource(ctx context.Context, t *topicInfo) (string, error) {
+	m, err := a.lastBySubject(ctx, t.bucket.stream, t.bucket.prefix+">")
 	if errors.Is(err, ErrNotFound) {
 		return "", nil
 	}
@@ -143,7 +143,7 @@ func (b *Bus) staleSource(ctx context.Context, t *topicInfo) (string, error) {
 	if !ours || at.ident != "" { // no need to ask
 		return "", nil
 	}
-	source, err := b.findStream(ctx, t.stream.name)
+	source, err := a.findStream(ctx, t.stream.name)
 	if errors.Is(err, ErrNotFound) || err == nil && !at.beyond(source.State.LastSeq) {
 		return "", nil
 	}
@@ -162,30 +162,30 @@ func (o origin) beyond(last uint64) bool { return o.ident == "" && o.seq > last 
 // Tombstones stay. To remove them would bring their keys back: a server that is killed builds its
 // index anew from what is on disk, and there lies, without a mark, every value that a newer one of
 // its key replaced (nats-server issue 8505).
-func (b *Bus) lookAfterBuckets() {
-	check := time.NewTicker(b.cfg.bucketCheck)
+func (a *admin) lookAfterBuckets() {
+	check := time.NewTicker(a.cfg.bucketCheck)
 	defer check.Stop()
 	known := make(map[string]string) // faults, by topic; of topics that the hub knows
-	b.obs.Gauge(GaugeBucketsBroken, 0)
-	b.obs.Gauge(GaugeKeysRemoved, 0)
+	a.obs.Gauge(GaugeBucketsBroken, 0)
+	a.obs.Gauge(GaugeKeysRemoved, 0)
 	for {
 		select {
-		case <-b.ctx.Done():
+		case <-a.ctx.Done():
 			return
 		case <-check.C:
-			if err := b.reportBuckets(b.ctx, known); err != nil && b.ctx.Err() == nil {
-				b.log.Warn("the buckets of compacted topics could not be checked", slog.Any("error", err))
+			if err := a.reportBuckets(a.ctx, known); err != nil && a.ctx.Err() == nil {
+				a.log.Warn("the buckets of compacted topics could not be checked", slog.Any("error", err))
 			}
 		}
 	}
 }
 
 // compactedTopics are those that this hub knows.
-func (b *Bus) compactedTopics() []*topicInfo {
-	b.streams.topics.mu.RLock()
-	defer b.streams.topics.mu.RUnlock()
+func (a *admin) compactedTopics() []*topicInfo {
+	a.streams.topics.mu.RLock()
+	defer a.streams.topics.mu.RUnlock()
 	var found []*topicInfo
-	for _, t := range b.streams.topics.byName {
+	for _, t := range a.streams.topics.byName {
 		if t.bucket != nil {
 			found = append(found, t)
 		}
@@ -194,8 +194,8 @@ func (b *Bus) compactedTopics() []*topicInfo {
 }
 
 // reportBuckets logs what has become of buckets since the last time, and sets the gauge.
-func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error {
-	reports, err := b.checkBuckets(ctx, b.compactedTopics())
+func (a *admin) reportBuckets(ctx context.Context, known map[string]string) error {
+	reports, err := a.checkBuckets(ctx, a.compactedTopics())
 	if err != nil {
 		return err
 	}
@@ -203,16 +203,16 @@ func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error 
 	met := make(map[string]bool, len(reports))
 	for _, r := range reports {
 		met[r.Topic] = true
-		if t := b.streams.known(r.Topic); t != nil && t.keys != nil {
+		if t := a.streams.known(r.Topic); t != nil && t.keys != nil {
 			removed += t.keys.looked(r.Entries)
 		}
 		faults := strings.Join(r.Faults, "; ")
 		switch before := known[r.Topic]; {
 		case faults != "" && before != faults:
-			b.log.WarnContext(ctx, "the bucket of a compacted topic is not as it should be: repair it", slog.String("topic", r.Topic),
+			a.log.WarnContext(ctx, "the bucket of a compacted topic is not as it should be: repair it", slog.String("topic", r.Topic),
 				slog.String("bucket", r.Bucket), slog.String("faults", faults))
 		case faults == "" && before != "":
-			b.log.InfoContext(ctx, "the bucket of a compacted topic is right again", slog.String("topic", r.Topic), slog.String("bucket", r.Bucket))
+			a.log.InfoContext(ctx, "the bucket of a compacted topic is right again", slog.String("topic", r.Topic), slog.String("bucket", r.Bucket))
 		}
 		delete(known, r.Topic)
 		if faults != "" {
@@ -225,7 +225,7 @@ func (b *Bus) reportBuckets(ctx context.Context, known map[string]string) error 
 			delete(known, topic)
 		}
 	}
-	b.obs.Gauge(GaugeBucketsBroken, float64(broken))
-	b.obs.Gauge(GaugeKeysRemoved, float64(removed))
+	a.obs.Gauge(GaugeBucketsBroken, float64(broken))
+	a.obs.Gauge(GaugeKeysRemoved, float64(removed))
 	return nil
 }

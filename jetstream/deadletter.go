@@ -38,13 +38,13 @@ func (q *deadLetters) carry(l *deadLetter) error {
 		if same, err := q.sameConsumer(ctx, d, l.added); err != nil || !same {
 			return err
 		}
-		began := q.bus.clock.now()
+		began := q.core.clock.now()
 		switch err := q.store(ctx, l); {
 		case Refused(err) && !full(err):
-			q.bus.often.Log(ctx, slog.LevelWarn, "a stream refused a dead letter; the event will be delivered once more", d.group.source(),
+			q.core.often.Log(ctx, slog.LevelWarn, "a stream refused a dead letter; the event will be delivered once more", d.group.source(),
 				slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
 			d.forgetFailed()
-			d.sendInTime(nakAfter(q.bus.cfg.deadRetry))
+			d.sendInTime(nakAfter(q.core.cfg.deadRetry))
 			return nil
 		case err != nil:
 			return err
@@ -84,7 +84,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 	d := l.d
 	original := &d.Event
 	if d.released || d.recast {
-		e, err := q.bus.reads.bySequence(ctx, d.group.topic, d.seq)
+		e, err := q.reads.bySequence(ctx, d.group.topic, d.seq)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
@@ -92,7 +92,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 			original = e
 		} // else retention has removed it: what is known of it must do
 	}
-	return q.bus.publishing.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.failure.Reason, attempts: l.failure.Attempt, at: time.UnixMilli(l.failure.At), id: d.deadID()})
+	return q.publishing.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.failure.Reason, attempts: l.failure.Attempt, at: time.UnixMilli(l.failure.At), id: d.deadID()})
 }
 
 // prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A
@@ -104,7 +104,7 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err 
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
-	sent := q.bus.clock.now()
+	sent := q.core.clock.now()
 	reply, err := d.m.sub.link.request(ctx, d.reply, progress)
 	if !q.usable(d) {
 		return false, nil
@@ -120,17 +120,17 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err 
 	}
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
-	d.keptSince(sent, q.bus.clock.now())
+	d.keptSince(sent, q.core.clock.now())
 	return true, nil
 }
 
 // sameConsumer reports whether the group's consumer is the one that delivered d. One that was made
 // anew under its name answers for it. The server is asked only if some time has passed since.
 func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64) (bool, error) {
-	if q.bus.clock.now()-since < int64(deadSure) {
+	if q.core.clock.now()-since < int64(deadSure) {
 		return true, nil
 	}
-	info, err := q.bus.records.consumer(ctx, d.group.topic, d.group.consumer)
+	info, err := q.records.consumer(ctx, d.group.topic, d.group.consumer)
 	if gone(err) {
 		return false, nil
 	}
@@ -143,7 +143,7 @@ func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64
 func (q *deadLetters) usable(d *Delivery) bool {
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
-	return d.usable(q.bus.clock.now()) && d.cuts == d.m.sub.link.cuts.Load()
+	return d.usable(q.core.clock.now()) && d.cuts == d.m.sub.link.cuts.Load()
 }
 
 // moved reports that the group's consumer is another one by now.

@@ -31,7 +31,12 @@ const (
 // their group. Until then it keeps their deliveries, so that nobody is given an event once more
 // after its last attempt.
 type deadLetters struct {
-	bus     *Bus
+	core       *core
+	publishing *publishing
+	reads      *reads
+	records    *records
+	soon       *soon
+
 	ctx     context.Context
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
@@ -79,10 +84,13 @@ func (b *backOff) more(most time.Duration) int64 {
 	return int64(*b)
 }
 
-func startDeadLetters(b *Bus) *deadLetters {
-	q := &deadLetters{bus: b, rations: b.publishing.letterRations, waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int)}
+func startDeadLetters(p *publishing, r *records, again *soon) *deadLetters {
+	q := &deadLetters{
+		core: p.core, publishing: p, reads: p.reads, records: r, soon: again, rations: p.letterRations,
+		waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int),
+	}
 	q.work.L = &q.mu
-	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(b.ctx))
+	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(q.core.ctx))
 	for range deadWorkers {
 		q.workers.Go(func() {
 			for l := q.take(); l != nil; l = q.take() {
@@ -101,7 +109,7 @@ func (q *deadLetters) stop(ctx context.Context) {
 	q.mu.Lock()
 	if !q.closed {
 		q.closed = true
-		now := q.bus.clock.now()
+		now := q.core.clock.now()
 		for l := range q.waiting {
 			if l.rest > 0 || l.next <= now {
 				q.queueLocked(l)
@@ -165,15 +173,15 @@ func (q *deadLetters) addFailed(d *Delivery) {
 	d.Event.Payload, d.Event.Headers, d.Event.Tags, d.Event.CausedBy = nil, nil, nil, nil
 	failure := *d.failed
 	d.m.sub.mu.Unlock()
-	q.enter(&deadLetter{d: d, failure: failure, noted: q.bus.clock.now()})
+	q.enter(&deadLetter{d: d, failure: failure, noted: q.core.clock.now()})
 }
 
 // enter takes a letter. Beyond Limits.DeadLetters, its event comes again after deadRetry, and the
 // letter then finds room or waits as long again. A topic whose letters cannot be stored, and a
 // client beyond its ration, may take half of them.
 func (q *deadLetters) enter(l *deadLetter) {
-	l.added, l.next = q.bus.clock.now(), 1
-	d, limit, client := l.d, q.bus.limits.DeadLetters, l.failure.Client
+	l.added, l.next = q.core.clock.now(), 1
+	d, limit, client := l.d, q.core.limits.DeadLetters, l.failure.Client
 	half := max(limit/2, 1)
 	q.mu.Lock()
 	t := q.topics[d.Event.Topic]
@@ -202,15 +210,15 @@ func (q *deadLetters) enter(l *deadLetter) {
 	case taken:
 	default:
 		if !closed {
-			q.bus.obs.LimitReached("dead_letters")
+			q.core.obs.LimitReached("dead_letters")
 		}
-		q.putOff(l, q.bus.clock.now())
+		q.putOff(l, q.core.clock.now())
 	}
 }
 
 // noteFailure notes the failure of a letter that waits, unless it was noted not long ago.
 func (q *deadLetters) noteFailure(l *deadLetter) {
-	now := q.bus.clock.now()
+	now := q.core.clock.now()
 	q.mu.Lock()
 	due := l.noted == 0 || now-l.noted > int64(attemptsAge/2)
 	if due {
@@ -227,16 +235,16 @@ func (q *deadLetters) noteFailure(l *deadLetter) {
 func (q *deadLetters) putOff(l *deadLetter, began int64) {
 	d := l.d
 	if l.noted != 0 {
-		d.sendNak(q.bus.cfg.deadRetry)
+		d.sendNak(q.core.cfg.deadRetry)
 		return
 	}
 	d.noteFailed(&l.failure, func(stored bool) {
 		if !stored && d.patient(began) && d.inTime() {
-			q.bus.soon.add(func() { q.putOff(l, began) })
+			q.soon.add(func() { q.putOff(l, began) })
 			return
 		}
 		if d.inTime() {
-			d.sendNak(q.bus.cfg.deadRetry)
+			d.sendNak(q.core.cfg.deadRetry)
 		}
 	})
 }
@@ -248,12 +256,12 @@ func (q *deadLetters) rationLocked(l *deadLetter, client string) {
 		w, back := r.set.Reserve(client, l.d.size+deadOverhead)
 		l.ration = append(l.ration, back)
 		if w > 0 {
-			q.bus.obs.LimitReached(r.limit)
+			q.core.obs.LimitReached(r.limit)
 		}
 		wait = max(wait, w)
 	}
 	if wait > 0 {
-		l.next = q.bus.clock.now() + int64(wait)
+		l.next = q.core.clock.now() + int64(wait)
 		return
 	}
 	q.queueLocked(l)
@@ -261,7 +269,7 @@ func (q *deadLetters) rationLocked(l *deadLetter, client string) {
 
 // crowded reports that so many letters of a group wait that it is to get no further events.
 func (q *deadLetters) crowded(g *group) bool {
-	return int(g.letters.Load()) >= max(q.bus.limits.DeadLetters/deadGroupPart, 1)
+	return int(g.letters.Load()) >= max(q.core.limits.DeadLetters/deadGroupPart, 1)
 }
 
 // queueLocked has a letter that rests carried.
@@ -280,7 +288,7 @@ func (q *deadLetters) take() *deadLetter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		now := q.bus.clock.now()
+		now := q.core.clock.now()
 		queued := false
 		for _, t := range q.topics { // in any order, so that none is preferred
 			if len(t.queue) == 0 {
@@ -305,7 +313,7 @@ func (q *deadLetters) take() *deadLetter {
 
 // end takes the outcome of a try: nil when nothing is left to do for the letter.
 func (q *deadLetters) end(l *deadLetter, err error) {
-	topic, now := l.d.Event.Topic, q.bus.clock.now()
+	topic, now := l.d.Event.Topic, q.core.clock.now()
 	q.mu.Lock()
 	t := q.topics[topic]
 	t.carried--
@@ -318,16 +326,16 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 		q.forgetLocked(l)
 	case closed: // giveBack has it
 	case l.stored, l.unheard:
-		l.next = now + l.rest.more(q.bus.cfg.deadRetry)
+		l.next = now + l.rest.more(q.core.cfg.deadRetry)
 	default:
 		first, t.failing = !t.failing, true
-		t.next = now + t.rest.more(q.bus.cfg.deadRetry)
+		t.next = now + t.rest.more(q.core.cfg.deadRetry)
 		t.queue = append(t.queue, l)
 	}
 	q.work.Broadcast()
 	q.mu.Unlock()
 	if first {
-		q.bus.often.Log(q.bus.ctx, slog.LevelWarn, "failed to store a dead letter; retrying, as with others of its topic", topic,
+		q.core.often.Log(q.core.ctx, slog.LevelWarn, "failed to store a dead letter; retrying, as with others of its topic", topic,
 			slog.String("topic", topic), slog.String("group", l.d.m.sub.group), slog.Any("error", err))
 	}
 	if err != nil {
@@ -366,7 +374,7 @@ func (q *deadLetters) keep() {
 			return
 		case <-tick.C:
 		}
-		now := q.bus.clock.now()
+		now := q.core.clock.now()
 		touch := make(map[*member][]*Delivery)
 		var note []*deadLetter // that may have to be noted
 		q.mu.Lock()

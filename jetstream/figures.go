@@ -208,7 +208,7 @@ func (s *streams) consumerPage(ctx context.Context, stream string, offset int) (
 // groupReader reads figures of groups for one request. What several groups share is read once. Its
 // methods may be called concurrently.
 type groupReader struct {
-	bus     *Bus
+	admin   *admin
 	topics  shared[string, *topicInfo]
 	oldest  shared[topicPlace, time.Time]
 	settled shared[topicPlace, settledEvent]
@@ -238,7 +238,7 @@ func (r *groupReader) remember(ctx context.Context, streams []string, earlier ma
 	return concurrently(len(streams), func(i int) error {
 		var info *natsjs.StreamInfo
 		err := r.within(ctx, streams[i], func(ctx context.Context) (err error) {
-			info, err = r.bus.findStream(ctx, streams[i])
+			info, err = r.admin.findStream(ctx, streams[i])
 			return err
 		})
 		if errors.Is(err, ErrNotFound) || errors.Is(err, errSilent) {
@@ -294,8 +294,8 @@ type settledEvent struct {
 // topic is Bus.existing. It returns errSilent if the stream of the topic does not answer.
 func (r *groupReader) topic(ctx context.Context, name string) (*topicInfo, error) {
 	return r.topics.get(name, func() (t *topicInfo, err error) {
-		err = r.within(ctx, r.bus.rule(name).streamName(name), func(ctx context.Context) error {
-			t, err = r.bus.streams.existing(ctx, name)
+		err = r.within(ctx, r.admin.rule(name).streamName(name), func(ctx context.Context) error {
+			t, err = r.admin.streams.existing(ctx, name)
 			return err
 		})
 		return t, err
@@ -328,7 +328,7 @@ func (r *groupReader) within(ctx context.Context, stream string, read func(conte
 // time if there is none.
 func (r *groupReader) oldestCopy(ctx context.Context, queue *natsjs.ConsumerInfo) (at time.Time, err error) {
 	err = r.within(ctx, putBackStream, func(ctx context.Context) error {
-		m, err := r.bus.leaderNext(ctx, putBackStream, floorOf(queue)+1, time.Time{}, []string{queueSubject(queue.Name) + ">"})
+		m, err := r.admin.leaderNext(ctx, putBackStream, floorOf(queue)+1, time.Time{}, []string{queueSubject(queue.Name) + ">"})
 		if m != nil {
 			at = m.time
 		}
@@ -348,7 +348,7 @@ func (r *groupReader) oldestBehind(ctx context.Context, t *topicInfo, floor uint
 		}
 		defer func() { r.found[t.stream.name].put(place, at) }()
 		err = r.within(ctx, t.stream.name, func(ctx context.Context) error {
-			m, err := r.bus.reads.nextStored(ctx, t, &walkOptions{}, floor)
+			m, err := r.admin.reads.nextStored(ctx, t, &walkOptions{}, floor)
 			if m != nil {
 				at = m.time
 			}
@@ -364,7 +364,7 @@ func (r *groupReader) lastSettled(ctx context.Context, t *topicInfo, info *natsj
 		return settledEvent{}, nil
 	}
 	return r.settled.get(topicPlace{t.name, info.AckFloor.Stream}, func() (settledEvent, error) {
-		id, ts, err := r.bus.lastSettled(ctx, t, info)
+		id, ts, err := r.admin.reads.lastSettled(ctx, t, info)
 		return settledEvent{id, ts}, err
 	})
 }

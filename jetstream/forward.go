@@ -65,11 +65,10 @@ func (h *handleTable) forward(ctx context.Context, handles []Handle, away map[st
 
 // ask has one other hub settle leases. The answer has a byte for each.
 func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, which []int, what Settlement) ([]byte, error) {
-	b := h.bus
-	if !b.forwards.Enter(ctx, hub, forwardsWaiting, func() { b.obs.LimitReached("forwards") }) {
+	if !h.forwards.Enter(ctx, hub, forwardsWaiting, func() { h.obs.LimitReached("forwards") }) {
 		return nil, ErrHubSilent
 	}
-	defer b.forwards.Leave(hub)
+	defer h.forwards.Leave(hub)
 	req := forwarded{Op: what.Op, Reason: what.Reason, Delay: what.Delay, Extend: what.Extend}
 	for _, i := range which {
 		req.Leases = append(req.Leases, handles[i].lease)
@@ -87,10 +86,10 @@ func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, whi
 	msg = append(append(msg, macOf(key, body)...), body...)
 	ctx, cancel := context.WithTimeout(ctx, forwardWait)
 	defer cancel()
-	reply, err := b.link().request(ctx, hubInbox+hub, msg)
+	reply, err := h.link().request(ctx, hubInbox+hub, msg)
 	switch {
 	case err != nil:
-		b.log.DebugContext(ctx, "no answer from the hub that holds a lease; the client may settle again", slog.String("hub", hub), slog.Any("error", err))
+		h.log.DebugContext(ctx, "no answer from the hub that holds a lease; the client may settle again", slog.String("hub", hub), slog.Any("error", err))
 		return nil, ErrHubSilent
 	case noResponders(reply):
 		return nil, ErrNotLeased // the hub is gone, or cut off, and its leases with it
@@ -102,8 +101,8 @@ func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, whi
 
 // listen takes what other hubs forward, over all connections: one of them may be cut.
 func (h *handleTable) listen() error {
-	for _, l := range h.bus.links {
-		if _, err := l.nc.QueueSubscribe(hubInbox+h.hub, "hub", h.bus.surviving("settlement of another hub", h.receive)); err != nil {
+	for _, l := range h.links {
+		if _, err := l.nc.QueueSubscribe(hubInbox+h.hub, "hub", h.surviving("settlement of another hub", h.receive)); err != nil {
 			return err
 		}
 	}
@@ -112,8 +111,8 @@ func (h *handleTable) listen() error {
 
 // surviving returns a handler of questions over NATS whose panics leave a question without an
 // answer.
-func (b *Bus) surviving(name string, answer nats.MsgHandler) nats.MsgHandler {
-	return func(m *nats.Msg) { panics.Run(b.often.By("func"), name, func() { answer(m) }) }
+func (c *core) surviving(name string, answer nats.MsgHandler) nats.MsgHandler {
+	return func(m *nats.Msg) { panics.Run(c.often.By("func"), name, func() { answer(m) }) }
 }
 
 // receive settles what another hub forwards. It does not block. A request that it cannot trust gets
@@ -128,7 +127,7 @@ func (h *handleTable) receive(m *nats.Msg) {
 	h.keys.mu.Unlock()
 	var req forwarded
 	if key == nil || !hmac.Equal(mac, macOf(key, body)) || json.Unmarshal(body, &req) != nil {
-		h.bus.log.Debug("ignored a settlement from another hub: it is not signed with a key of the hubs")
+		h.log.Debug("ignored a settlement from another hub: it is not signed with a key of the hubs")
 		return
 	}
 	what := Settlement{Op: req.Op, Reason: req.Reason, Delay: req.Delay, Extend: req.Extend}

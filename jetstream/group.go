@@ -145,6 +145,14 @@ func (b *Bus) addMember(g *group, s *Subscription) {
 	g.members[s] = struct{}{}
 }
 
+// countMembers returns how many members of a group with this consumer the hub has.
+func (b *Bus) countMembers(t *topicInfo, consumer string) int {
+	if live := b.liveGroup(t, consumer); live != nil {
+		return len(b.membersOf(live))
+	}
+	return 0
+}
+
 // membersOf returns the members of the group on this hub.
 func (b *Bus) membersOf(g *group) []*Subscription {
 	b.groupMu.Lock()

@@ -53,7 +53,7 @@ func (g Group) Info(ctx context.Context) (GroupInfo, error) {
 	if err != nil {
 		return GroupInfo{}, err
 	}
-	found, err := (&groupReader{bus: g.bus}).info(ctx, t, g.name, &ptr, info)
+	found, err := (&groupReader{admin: g.bus.admin}).info(ctx, t, g.name, &ptr, info)
 	if err != nil {
 		return GroupInfo{}, g.bus.unavailable(err)
 	}
@@ -62,14 +62,14 @@ func (g Group) Info(ctx context.Context) (GroupInfo, error) {
 
 // info is what is known of the group that a consumer is.
 func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr *generation, info *natsjs.ConsumerInfo) (GroupInfo, error) {
-	b := r.bus
+	admin := r.admin
 	if !current(info) {
 		return GroupInfo{}, errNotCurrent
 	}
 	var queue *natsjs.ConsumerInfo
 	if ptr.PutBack != "" {
 		var err error
-		queue, err = b.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, ptr.PutBack)
+		queue, err = admin.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, ptr.PutBack)
 		switch {
 		case gone(err):
 			queue = nil
@@ -99,18 +99,16 @@ func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr 
 	if !lag.StuckSince.IsZero() {
 		found.Stuck = lag.StuckSince.UnixMilli()
 	}
-	if live := b.liveGroup(t, info.Name); live != nil {
-		found.Members = len(b.membersOf(live))
-	}
+	found.Members = admin.adminHooks.members(t, info.Name)
 	return found, nil
 }
 
 // Groups has the requests about all groups. It is a small value that costs nothing to create. Its
 // methods may be called concurrently. Their errors are for operators, as those of Admin.
-type Groups struct{ bus *Bus }
+type Groups struct{ admin *admin }
 
 // Groups gives access to all groups.
-func (a Admin) Groups() Groups { return Groups(a) }
+func (a Admin) Groups() Groups { return Groups{a.bus.admin} }
 
 // MaxGroupsPage is the most groups of one page of Groups.
 const MaxGroupsPage = 500
@@ -134,12 +132,12 @@ type GroupsPage struct {
 // List lists groups, in the order of their streams and names. next is "" at the end. A group that
 // exists all the time is listed once. A topic that does not exist has no groups.
 func (a Groups) List(ctx context.Context, page GroupsPage) (groups []GroupInfo, next string, err error) {
-	b := a.bus
+	admin := a.admin
 	if page.Limit < 1 || page.Limit > MaxGroupsPage {
 		return nil, "", badOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxGroupsPage)
 	}
-	r := &groupReader{bus: b}
-	return walkGroups(ctx, b, r, &page, maxGroupsSeen, func(at *foundGroup) (GroupInfo, error) {
+	r := &groupReader{admin: admin}
+	return walkGroups(ctx, admin, r, &page, maxGroupsSeen, func(at *foundGroup) (GroupInfo, error) {
 		return r.info(ctx, at.topic, at.group, &at.ptr, at.info)
 	})
 }
@@ -158,15 +156,15 @@ type GroupCursor struct {
 // Cursors is List for cursors alone, with 1..MaxCursorsPage of them on a page. Page.Topic is
 // required.
 func (a Groups) Cursors(ctx context.Context, page GroupsPage) (cursors []GroupCursor, next string, err error) {
-	b := a.bus
+	admin := a.admin
 	if page.Limit < 1 || page.Limit > MaxCursorsPage {
 		return nil, "", badOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxCursorsPage)
 	}
 	if err := ValidTopic(page.Topic); err != nil {
 		return nil, "", err
 	}
-	r := &groupReader{bus: b}
-	return walkGroups(ctx, b, r, &page, MaxCursorsPage, func(at *foundGroup) (GroupCursor, error) {
+	r := &groupReader{admin: admin}
+	return walkGroups(ctx, admin, r, &page, MaxCursorsPage, func(at *foundGroup) (GroupCursor, error) {
 		settled, err := r.lastSettled(ctx, at.topic, at.info)
 		return GroupCursor{at.group, settled.id, settled.ts}, err
 	})
@@ -182,12 +180,12 @@ type foundGroup struct {
 
 // walkGroups reads a page of groups, looking at seen consumers at most. read is called
 // concurrently.
-func walkGroups[T any](ctx context.Context, b *Bus, r *groupReader, page *GroupsPage, seen int, read func(*foundGroup) (T, error)) (found []T, next string, err error) {
+func walkGroups[T any](ctx context.Context, a *admin, r *groupReader, page *GroupsPage, seen int, read func(*foundGroup) (T, error)) (found []T, next string, err error) {
 	after, err := parseGroupsNext(page.Next)
 	if err != nil {
 		return nil, "", err
 	}
-	streams, err := b.streamsOf(ctx, r, page.Topic)
+	streams, err := a.streamsOf(ctx, r, page.Topic)
 	if err != nil {
 		return nil, "", err
 	}
@@ -198,12 +196,12 @@ func walkGroups[T any](ctx context.Context, b *Bus, r *groupReader, page *Groups
 		if stream != after.stream {
 			after = groupsNext{stream: stream}
 		}
-		for consumers, err := range b.streams.consumerPages(ctx, stream, after.consumer, after.offset) {
+		for consumers, err := range a.streams.consumerPages(ctx, stream, after.consumer, after.offset) {
 			if err == nil && len(consumers.missing) > 0 {
 				err = fmt.Errorf("%w (%d groups of stream %s)", errNotCurrent, len(consumers.missing), stream)
 			}
 			if err != nil {
-				return nil, "", b.unavailable(err)
+				return nil, "", a.unavailable(err)
 			}
 			after.offset = consumers.offset
 			for left := consumers.consumers; len(left) > 0; {
@@ -225,7 +223,7 @@ func walkGroups[T any](ctx context.Context, b *Bus, r *groupReader, page *Groups
 					return err
 				})
 				if err != nil {
-					return nil, "", b.unavailable(err)
+					return nil, "", a.unavailable(err)
 				}
 				for _, value := range values {
 					if value != nil {
@@ -239,7 +237,7 @@ func walkGroups[T any](ctx context.Context, b *Bus, r *groupReader, page *Groups
 }
 
 // streamsOf returns the streams that may have groups of a topic, or of all topics, in order.
-func (b *Bus) streamsOf(ctx context.Context, r *groupReader, topic string) (streams []string, err error) {
+func (a *admin) streamsOf(ctx context.Context, r *groupReader, topic string) (streams []string, err error) {
 	if topic != "" {
 		t, err := r.topic(ctx, topic)
 		if errors.Is(err, ErrNotFound) {
@@ -250,7 +248,7 @@ func (b *Bus) streamsOf(ctx context.Context, r *groupReader, topic string) (stre
 		}
 		return []string{t.stream.name}, nil
 	}
-	return b.streams.streamNames(ctx)
+	return a.streams.streamNames(ctx)
 }
 
 // find returns the group that a consumer is, or nil for a consumer that is no group, or one that
@@ -270,7 +268,7 @@ func (r *groupReader) find(ctx context.Context, info *natsjs.ConsumerInfo, page 
 	if t.stream.name != info.Stream {
 		return nil, nil //nolint:nilnil // as documented
 	}
-	ptr, err := r.bus.records.generations.get(ctx, t, group)
+	ptr, err := r.admin.records.generations.get(ctx, t, group)
 	if err != nil || ptr.Deleted || ptr.Consumer != info.Name {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/quota"
 )
 
 // MaxHandle is the most bytes of a handle.
@@ -69,10 +70,10 @@ func (h *Held) Handle() string {
 
 // Handles settles deliveries by their handles. It is a small value that costs nothing to create.
 // Its methods may be called concurrently.
-type Handles struct{ bus *Bus }
+type Handles struct{ table *handleTable }
 
 // HandlesOf returns the Handles of a bus.
-func HandlesOf(b *Bus) Handles { return Handles{b} }
+func HandlesOf(b *Bus) Handles { return Handles{b.handles} }
 
 // Read reads the texts of handles, and returns a handle or an error for each. The error is
 // ErrBadHandle if no hub has made the handle, and ErrNotLeased if its key is gone, and its lease
@@ -97,7 +98,7 @@ func (h Handles) read(ctx context.Context, text string, now time.Time) (Handle, 
 	}
 	body, mac := raw[:len(raw)-handleMAC], raw[len(raw)-handleMAC:]
 	id := binary.BigEndian.Uint32(body[1:])
-	key, err := h.bus.handles.keys.find(ctx, id, now)
+	key, err := h.table.keys.find(ctx, id, now)
 	switch {
 	case err != nil:
 		return Handle{}, err
@@ -121,15 +122,16 @@ func macOf(key, body []byte) []byte {
 
 // handleTable holds the leases of this hub that have handles, and the keys that sign them.
 type handleTable struct {
-	bus    *Bus
-	hub    string // its name for other hubs
-	keys   *handleKeys
-	leases leaseTable
+	*core
+	hub      string // its name for other hubs
+	keys     *handleKeys
+	leases   leaseTable
+	forwards *quota.Places // of settlements under way to other hubs, by hub
 }
 
-func newHandleTable(b *Bus) *handleTable {
-	h := &handleTable{bus: b, hub: strings.TrimPrefix(nats.NewInbox(), hubInbox)}
-	h.keys = &handleKeys{bus: b, known: make(map[uint32][]byte)}
+func newHandleTable(c *core, r *reads) *handleTable {
+	h := &handleTable{core: c, hub: strings.TrimPrefix(nats.NewInbox(), hubInbox), forwards: newForwards()}
+	h.keys = &handleKeys{reads: r, known: make(map[uint32][]byte)}
 	h.leases.live = make(map[uint64]*Delivery)
 	h.leases.settled = make(map[uint64]SettleOp)
 	return h
@@ -174,7 +176,7 @@ type Settlement struct {
 // A delivery that was settled in the same way a short time ago counts as settled, so that a request
 // may be repeated. Settle returns within 5 s.
 func (h Handles) Settle(ctx context.Context, handles []Handle, what Settlement) []error {
-	own := h.bus.handles
+	own := h.table
 	what.Reason = native.ShortReason(what.Reason) // NATS would not carry any length to other hubs
 	errs := make([]error, len(handles))
 	away := make(map[string][]int) // by hub

@@ -39,7 +39,7 @@ type handleKey struct {
 // handleKeys are the keys that this hub knows. It keeps those that were removed from the bucket,
 // and signs with the newest of the bucket. Its methods may be called concurrently.
 type handleKeys struct {
-	bus *Bus
+	reads *reads
 
 	reading sync.Mutex // held while the bucket is read
 
@@ -92,7 +92,7 @@ func (k *handleKeys) readSoonLocked() *keyReading {
 	r := &keyReading{done: make(chan struct{})}
 	k.next = r
 	after := max(handleKeysRetry-time.Since(k.tried), 0)
-	if !k.bus.start(func() { k.readAgain(r, after) }) {
+	if !k.reads.start(func() { k.readAgain(r, after) }) {
 		k.next, r.err = nil, ErrClosed
 		close(r.done)
 	}
@@ -120,7 +120,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	defer close(r.done)
 	select {
 	case <-time.After(after):
-	case <-k.bus.ctx.Done():
+	case <-k.reads.ctx.Done():
 		r.err = ErrClosed
 		return
 	}
@@ -129,7 +129,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	k.mu.Lock()
 	k.next, k.tried = nil, time.Now()
 	k.mu.Unlock()
-	r.err = k.load(k.bus.ctx)
+	r.err = k.load(k.reads.ctx)
 }
 
 // ensure waits until there is a key that signs. One that is old signs on until the bucket can be
@@ -150,7 +150,7 @@ func (k *handleKeys) load(ctx context.Context) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	c, err := k.bus.Collections().Open(ctx, handlesBucket)
+	c, err := Collections{k.reads}.Open(ctx, handlesBucket)
 	if err != nil {
 		return err
 	}

@@ -61,14 +61,13 @@ type Bus struct {
 	publishing *publishing
 	queues     *queues
 	letters    *letters
+	admin      *admin
 
-	lagEvents    lagEvents
 	owners       *owners
 	orderings    sync.WaitGroup // ordered groups of this hub
 	orderingsEnd atomic.Bool    // it gives up those that it owns
 	dead         *deadLetters
 	handles      *handleTable
-	forwards     *quota.Places
 
 	subMu    sync.Mutex
 	subs     map[*Subscription]struct{}
@@ -128,12 +127,14 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		putBackShares: quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil),
 		puttingBack:   make(chan struct{}, 1),
 	}
-	b.handles, b.forwards = newHandleTable(b), newForwards()
+	b.handles = newHandleTable(b.core, b.reads)
 	b.linkHooks = linkHooks{
 		cut: b.linkCut, lost: b.linkLost, returning: b.linkReturning, back: b.linkBack, heard: b.linkHeard, changed: b.access.native.streamChanged,
 	}
-	b.streams.streamHooks = streamHooks{equip: b.publishing.equip, keys: b.publishing.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.finishDeletion}
-	b.records.recordHooks = recordHooks{held: b.answerHeld, topicDeleted: b.topicDeleted, groupMoved: b.groupMoved, unfinished: b.endDeletion}
+	b.admin = newAdmin(b.core, b.streams, b.reads, b.records, b.publishing, b.queues)
+	b.streams.streamHooks = streamHooks{equip: b.publishing.equip, keys: b.publishing.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.admin.finishDeletion}
+	b.admin.adminHooks = adminHooks{members: b.countMembers, seen: b.seen, stuckSince: b.stuckSince, deleteGroup: func(ctx context.Context, topic, group string) error { return b.Group(topic, group).Delete(ctx) }}
+	b.records.recordHooks = recordHooks{held: b.answerHeld, topicDeleted: b.topicDeleted, groupMoved: b.groupMoved, unfinished: b.admin.endDeletion}
 	return b, nil
 }
 
@@ -157,7 +158,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.records.open(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
-	if b.owners, err = openOwners(ctx, b); err != nil {
+	if b.owners, err = openOwners(ctx, b.core, b.handles.hub); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
 	if err := b.schemas.table.open(ctx); err != nil {
@@ -185,20 +186,20 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	b.streams.headrooms.begin()
 	b.publishing.begin()
-	b.dead = startDeadLetters(b) //nolint:contextcheck // it lives until Close, not until Open returns
+	b.dead = startDeadLetters(b.publishing, b.records, &b.soon) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.lastTick.Store(b.clock.now())
 	b.start(b.watchStalls)
 	b.start(b.askAgain)
 	b.start(b.records.generations.follow)
 	b.owners.begin()
 	b.start(b.sweepGroups)
-	b.start(b.lookAfterBuckets)
+	b.start(b.admin.lookAfterBuckets)
 	b.probed.Store(b.clock.now())
 	b.start(b.probePaths)
 	b.start(b.watchGroups)
 	b.start(b.lookForStuck)
-	if b.rejects() {
-		b.start(b.keepTopics)
+	if b.admin.rejects() {
+		b.start(b.admin.keepTopics)
 	}
 	b.start(b.reads.listings.tend)
 	b.publishing.schedules.out = b.publishing.newPublisher("")

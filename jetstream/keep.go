@@ -110,44 +110,44 @@ func beyond(err error) bool {
 }
 
 // rejects reports whether a rule makes topics that reject.
-func (b *Bus) rejects() bool {
-	return slices.ContainsFunc(b.rules, func(r TopicRule) bool { return r.OnFull == OnFullReject })
+func (a *admin) rejects() bool {
+	return slices.ContainsFunc(a.rules, func(r TopicRule) bool { return r.OnFull == OnFullReject })
 }
 
 // keepTopics removes settled events from topics that reject, until the bus closes.
-func (b *Bus) keepTopics() {
+func (a *admin) keepTopics() {
 	tick := time.NewTicker(keepEvery)
 	defer tick.Stop()
-	found := b.clock.now() - int64(keepFind)
+	found := a.clock.now() - int64(keepFind)
 	for {
-		if now := b.clock.now(); now-found >= int64(keepFind) {
+		if now := a.clock.now(); now-found >= int64(keepFind) {
 			found = now
-			if err := b.findKept(b.ctx); err != nil && b.ctx.Err() == nil {
-				b.often.Log(b.ctx, slog.LevelWarn, "failed to look for topics that reject; retrying", "", slog.Any("error", err))
+			if err := a.findKept(a.ctx); err != nil && a.ctx.Err() == nil {
+				a.often.Log(a.ctx, slog.LevelWarn, "failed to look for topics that reject; retrying", "", slog.Any("error", err))
 			}
 		}
 		all := false
 		select {
-		case <-b.ctx.Done():
+		case <-a.ctx.Done():
 			return
-		case <-b.streams.keepNow:
+		case <-a.streams.keepNow:
 		case <-tick.C:
 			all = true
 		}
-		for _, t := range b.keptTopics() {
+		for _, t := range a.keptTopics() {
 			k := t.stream.keep
-			began := b.clock.now()
-			if b.ctx.Err() != nil || !k.due.Load() && !all || began < k.rests {
+			began := a.clock.now()
+			if a.ctx.Err() != nil || !k.due.Load() && !all || began < k.rests {
 				continue
 			}
 			if began-k.looked < int64(keepPause) {
-				_ = b.pause(b.ctx, keepPause)
+				_ = a.pause(a.ctx, keepPause)
 			}
 			k.due.Store(false)
-			err := b.keep(b.ctx, t)
-			k.looked = b.clock.now()
-			if err != nil && b.ctx.Err() == nil {
-				b.often.Log(b.ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.name, slog.String("topic", t.name), slog.Any("error", err))
+			err := a.keep(a.ctx, t)
+			k.looked = a.clock.now()
+			if err != nil && a.ctx.Err() == nil {
+				a.often.Log(a.ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.name, slog.String("topic", t.name), slog.Any("error", err))
 				// a topic without a leader holds up the others
 				k.rests = k.looked + 3*(k.looked-began)
 			}
@@ -156,17 +156,17 @@ func (b *Bus) keepTopics() {
 }
 
 // findKept meets the topics that reject and that this hub does not know yet.
-func (b *Bus) findKept(ctx context.Context) (failed error) {
-	inv, err := b.streams.takeInventory(ctx)
+func (a *admin) findKept(ctx context.Context) (failed error) {
+	inv, err := a.streams.takeInventory(ctx)
 	if err != nil {
 		return err
 	}
 	for _, info := range inv.byName {
 		s := inv.recognise(info)
-		if s.rule == nil || s.topic == "" || s.rule.OnFull != OnFullReject || b.streams.known(s.topic) != nil {
+		if s.rule == nil || s.topic == "" || s.rule.OnFull != OnFullReject || a.streams.known(s.topic) != nil {
 			continue
 		}
-		if _, err := b.streams.topic(ctx, s.topic, ""); err != nil {
+		if _, err := a.streams.topic(ctx, s.topic, ""); err != nil {
 			failed = errors.Join(failed, err)
 		}
 	}
@@ -174,10 +174,10 @@ func (b *Bus) findKept(ctx context.Context) (failed error) {
 }
 
 // keptTopics are the topics that reject, as far as this hub knows them.
-func (b *Bus) keptTopics() (kept []*topicInfo) {
-	b.streams.topics.mu.RLock()
-	defer b.streams.topics.mu.RUnlock()
-	for _, t := range b.streams.topics.byName {
+func (a *admin) keptTopics() (kept []*topicInfo) {
+	a.streams.topics.mu.RLock()
+	defer a.streams.topics.mu.RUnlock()
+	for _, t := range a.streams.topics.byName {
 		if t.stream.keep != nil {
 			kept = append(kept, t)
 		}
@@ -187,14 +187,14 @@ func (b *Bus) keptTopics() (kept []*topicInfo) {
 
 // keep removes the oldest events of a topic that are beyond its age, or in the way of new ones, as
 // far as all groups have settled them.
-func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
-	began := b.clock.now()
+func (a *admin) keep(ctx context.Context, t *topicInfo) error {
+	began := a.clock.now()
 	ctx, cancel := context.WithTimeout(ctx, keepWait)
 	defer cancel()
 	k := t.stream.keep
-	info, err := b.findStream(ctx, t.stream.name)
+	info, err := a.findStream(ctx, t.stream.name)
 	if errors.Is(err, ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.stream.created) {
-		b.streams.forget(t.stream)
+		a.streams.forget(t.stream)
 		return nil
 	}
 	if err != nil {
@@ -203,17 +203,17 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	state := &info.State
 	over := tooMuch(state, &info.Config)
 	if k.age > 0 && state.Msgs > 0 && info.TimeStamp.Sub(state.FirstTime) > k.age {
-		since, err := b.reads.firstSince(ctx, t, info.TimeStamp.Add(-k.age), state.LastSeq+1)
+		since, err := a.reads.firstSince(ctx, t, info.TimeStamp.Add(-k.age), state.LastSeq+1)
 		if err != nil {
 			return err
 		}
 		over = max(over, since-min(since, state.FirstSeq))
 	}
 	if over == 0 {
-		b.sayFull(t, false, "")
+		a.sayFull(t, false, "")
 		return nil
 	}
-	mine, err := b.records.takeTurn(ctx, removals, t.stream.name)
+	mine, err := a.records.takeTurn(ctx, removals, t.stream.name)
 	if err != nil {
 		return err
 	}
@@ -225,25 +225,25 @@ func (b *Bus) keep(ctx context.Context, t *topicInfo) error {
 	}()
 	if first, err := mine.first(ctx, moves); err != nil || !first {
 		if err == nil { // at the next look
-			b.sayFull(t, isFull(state, &info.Config), "one that is being moved")
+			a.sayFull(t, isFull(state, &info.Config), "one that is being moved")
 		}
 		return err
 	}
-	floor, holder, err := b.lowest(ctx, t, info)
+	floor, holder, err := a.lowest(ctx, t, info)
 	if err != nil {
 		return err
 	}
 	last := min(state.FirstSeq+over-1, floor)
 	if last >= state.FirstSeq {
-		if b.clock.now()-began > int64(keepWait) { // moves may not wait for this hub any more
+		if a.clock.now()-began > int64(keepWait) { // moves may not wait for this hub any more
 			return errStalled
 		}
-		b.sayFull(t, false, "")
-		_, err := b.purgeFiltered(ctx, t.stream.name, "", last+1)
+		a.sayFull(t, false, "")
+		_, err := a.purgeFiltered(ctx, t.stream.name, "", last+1)
 		certain = err == nil
 		return err
 	}
-	b.sayFull(t, isFull(state, &info.Config), holder)
+	a.sayFull(t, isFull(state, &info.Config), holder)
 	return nil
 }
 
@@ -266,21 +266,21 @@ func isFull(state *natsjs.StreamState, cfg *natsjs.StreamConfig) bool {
 }
 
 // sayFull logs when a topic becomes full, and when it has room again.
-func (b *Bus) sayFull(t *topicInfo, full bool, holder string) {
+func (a *admin) sayFull(t *topicInfo, full bool, holder string) {
 	if k := t.stream.keep; k.full != full {
 		k.full = full
 		if full {
-			b.often.Log(b.ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.name, slog.String("topic", t.name), slog.String("group", holder))
+			a.often.Log(a.ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.name, slog.String("topic", t.name), slog.String("group", holder))
 		} else {
-			b.often.Log(b.ctx, slog.LevelInfo, "topic has room again", t.name, slog.String("topic", t.name))
+			a.often.Log(a.ctx, slog.LevelInfo, "topic has room again", t.name, slog.String("topic", t.name))
 		}
 	}
 }
 
 // lowest is the lowest ack floor of the topic's groups that count, and whose it is; the end of the
 // stream where there is no group.
-func (b *Bus) lowest(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) (floor uint64, holder string, err error) {
-	groups, err := b.consumers(ctx, t.stream.name)
+func (a *admin) lowest(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) (floor uint64, holder string, err error) {
+	groups, err := a.consumers(ctx, t.stream.name)
 	if err != nil {
 		return 0, "", err
 	}
@@ -292,7 +292,7 @@ func (b *Bus) lowest(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo)
 		if c.AckFloor.Stream >= info.State.LastSeq {
 			break
 		}
-		holds, err := b.holds(ctx, t, c, info.TimeStamp)
+		holds, err := a.holds(ctx, t, c, info.TimeStamp)
 		if err != nil {
 			return 0, "", err
 		}
@@ -309,7 +309,7 @@ var errMissing = errors.New("jetstream: the server did not tell of all groups")
 
 // consumers lists the consumers of a stream. With errMissing, it returns those that the server told
 // of. The listing of nats.go does not say that some are missing.
-func (b *Bus) consumers(ctx context.Context, stream string) (all []*natsjs.ConsumerInfo, err error) {
+func (a *admin) consumers(ctx context.Context, stream string) (all []*natsjs.ConsumerInfo, err error) {
 	missing := 0
 	for {
 		var page struct {
@@ -318,7 +318,7 @@ func (b *Bus) consumers(ctx context.Context, stream string) (all []*natsjs.Consu
 			Consumers []*natsjs.ConsumerInfo `json:"consumers"`
 			Missing   []string               `json:"missing"`
 		}
-		err := b.askAPI(ctx, "CONSUMER.LIST."+stream, map[string]any{"offset": len(all) + missing}, &page)
+		err := a.askAPI(ctx, "CONSUMER.LIST."+stream, map[string]any{"offset": len(all) + missing}, &page)
 		if err == nil && page.Error != nil {
 			err = page.Error
 		}
@@ -339,12 +339,12 @@ func (b *Bus) consumers(ctx context.Context, stream string) (all []*natsjs.Consu
 
 // holds reports whether a consumer holds the events that it has not settled: it is what its group
 // now is, and the group had a member lately.
-func (b *Bus) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo, now time.Time) (bool, error) {
+func (a *admin) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo, now time.Time) (bool, error) {
 	k := t.stream.keep
 	lately := func(at *time.Time) bool { return at != nil && now.Sub(*at) < k.groupAge }
 	group, ours := c.Config.Metadata[metaGroup]
 	if ours && now.Sub(c.Created) > sweepAge {
-		ptr, err := b.records.generations.get(ctx, t, group)
+		ptr, err := a.records.generations.get(ctx, t, group)
 		if err != nil {
 			return false, err
 		}
@@ -357,7 +357,7 @@ func (b *Bus) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo, n
 		return true, nil
 	}
 	if ours {
-		m, err := b.lastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
+		m, err := a.lastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
 		switch {
 		case err == nil && lately(&m.time):
 			delete(k.ignored, c.Name)
@@ -368,9 +368,9 @@ func (b *Bus) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo, n
 	}
 	if !k.ignored[c.Name] {
 		k.ignored[c.Name] = true
-		o := b.obs.Topic(t.name)
+		o := a.obs.Topic(t.name)
 		o.GroupIgnored()
-		b.log.WarnContext(ctx, "group had no member for too long; it holds the events of its topic no more", slog.String("topic", t.name),
+		a.log.WarnContext(ctx, "group had no member for too long; it holds the events of its topic no more", slog.String("topic", t.name),
 			slog.String("group", cmp.Or(group, c.Name)), slog.Duration("group_age", k.groupAge), slog.Uint64("unsettled_from", c.AckFloor.Stream+1))
 	}
 	return false, nil

@@ -62,14 +62,14 @@ type listedGroups struct {
 }
 
 // list reads the consumers of a stream.
-func (l *listedGroups) list(ctx context.Context, b *Bus, stream string) error {
-	for page, err := range b.streams.consumerPages(ctx, stream, "", 0) { //nolint:contextcheck // what stuck groups are asked outlives the list
+func (l *listedGroups) list(ctx context.Context, a *admin, stream string) error {
+	for page, err := range a.streams.consumerPages(ctx, stream, "", 0) { //nolint:contextcheck // what stuck groups are asked outlives the list
 		if err != nil {
 			return err
 		}
 		l.mu.Lock()
 		for _, info := range page.consumers {
-			b.seen(info)
+			a.adminHooks.seen(info)
 			if at := (groupName{info.Config.Metadata[metaTopic], info.Config.Metadata[metaGroup]}); at.topic != "" && at.group != "" {
 				l.consumers[at] = append(l.consumers[at], info)
 			}
@@ -123,28 +123,28 @@ func (e *lagEvents) set(known map[string]*knownEvents) {
 // leader does not answer is left out: AllLags.Unknown counts it. Lags remembers the times of events
 // for the next Lags, for as long as their stream has removed no event.
 func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
-	b := a.bus
+	admin := a.admin
 	if limit < 1 || limit > MaxLags {
 		return AllLags{}, badOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)
 	}
-	streams, err := b.streams.streamNames(ctx)
+	streams, err := admin.streams.streamNames(ctx)
 	if err != nil {
 		return AllLags{}, err
 	}
 	listed := &listedGroups{consumers: make(map[groupName][]*natsjs.ConsumerInfo), missing: make(map[string][]string)}
-	if err = concurrently(len(streams), func(i int) error { return listed.list(ctx, b, streams[i]) }); err != nil {
-		return AllLags{}, b.unavailable(err)
+	if err = concurrently(len(streams), func(i int) error { return listed.list(ctx, admin, streams[i]) }); err != nil {
+		return AllLags{}, admin.unavailable(err)
 	}
 	var all AllLags
 	for _, missing := range listed.missing {
 		all.Unknown += len(missing)
 	}
 	names := listed.names()
-	r := &groupReader{bus: b}
-	if err := r.remember(ctx, listed.streams(), b.lagEvents.get()); err != nil {
-		return AllLags{}, b.unavailable(err)
+	r := &groupReader{admin: admin}
+	if err := r.remember(ctx, listed.streams(), admin.lagEvents.get()); err != nil {
+		return AllLags{}, admin.unavailable(err)
 	}
-	defer func() { b.lagEvents.set(r.found) }()
+	defer func() { admin.lagEvents.set(r.found) }()
 	for len(names) > 0 {
 		if len(all.Lags) == limit {
 			all.More = true
@@ -159,7 +159,7 @@ func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 			return err
 		})
 		if err != nil {
-			return AllLags{}, b.unavailable(err)
+			return AllLags{}, admin.unavailable(err)
 		}
 		for _, lag := range found {
 			if lag == nil {
@@ -189,7 +189,7 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 	doubtful := len(listed.missing[t.stream.name])+len(listed.missing[putBackStream]) > 0
 	ptr := generation{Generation: native.Generation{Consumer: consumers[0].Name}}
 	if len(consumers) > 1 || consumers[0].Stream != t.stream.name || doubtful {
-		if ptr, err = r.bus.records.generations.get(ctx, t, at.group); err != nil {
+		if ptr, err = r.admin.records.generations.get(ctx, t, at.group); err != nil {
 			return unknownLag(ctx, err)
 		}
 	}
@@ -226,7 +226,7 @@ func unknownLag(ctx context.Context, err error) (*Lag, error) {
 
 // lagOf is the lag of a group by its consumer, and by that of its put-back events or nil.
 func (r *groupReader) lagOf(ctx context.Context, t *topicInfo, group string, main, queue *natsjs.ConsumerInfo) (Lag, error) {
-	lag := Lag{Topic: t.name, Group: group, Ephemeral: main.Config.InactiveThreshold > 0, StuckSince: r.bus.stuckSince(main)}
+	lag := Lag{Topic: t.name, Group: group, Ephemeral: main.Config.InactiveThreshold > 0, StuckSince: r.admin.adminHooks.stuckSince(main)}
 	for _, info := range []*natsjs.ConsumerInfo{main, queue} {
 		if info == nil || info.NumPending == 0 && info.NumAckPending <= 0 {
 			continue

@@ -48,7 +48,8 @@ type renewal struct {
 // owners are the leases of hubs, and the entries of groups, as this hub knows them. A hub has one
 // lease for all groups that it owns. Its methods may be called concurrently.
 type owners struct {
-	bus *Bus
+	*core
+	hub string // the name of this hub
 	kv  natsjs.KeyValue
 
 	renewing sync.Mutex
@@ -61,16 +62,16 @@ type owners struct {
 	started int64                    // when this hub began to follow
 }
 
-func openOwners(ctx context.Context, b *Bus) (*owners, error) {
-	kv, err := b.ownBucket(ctx, natsjs.KeyValueConfig{Bucket: ownersBucket, Description: "eventhub: the hubs that own ordered groups", TTL: ownersAge})
+func openOwners(ctx context.Context, c *core, hub string) (*owners, error) {
+	kv, err := c.ownBucket(ctx, natsjs.KeyValueConfig{Bucket: ownersBucket, Description: "eventhub: the hubs that own ordered groups", TTL: ownersAge})
 	if err != nil {
 		return nil, err
 	}
-	return &owners{bus: b, kv: kv, hubs: make(map[string]renewal), groups: make(map[string]*orderedGroup)}, nil
+	return &owners{core: c, hub: hub, kv: kv, hubs: make(map[string]renewal), groups: make(map[string]*orderedGroup)}, nil
 }
 
 // lease is how long a lease lasts.
-func (w *owners) lease() time.Duration { return w.bus.cfg.OwnerLease }
+func (w *owners) lease() time.Duration { return w.cfg.OwnerLease }
 
 // pullTime is how long a pull of an owner waits at the server.
 func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
@@ -78,9 +79,9 @@ func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
 // begin follows the bucket from the start of this hub on: a hub that knows since when another one
 // is gone need not wait when the first member of a group comes.
 func (w *owners) begin() {
-	w.started = w.bus.clock.now()
-	w.bus.start(w.follow)
-	w.bus.start(w.keep)
+	w.started = w.clock.now()
+	w.start(w.follow)
+	w.start(w.keep)
 }
 
 // add has a group told when its entry changes, or the lease of a hub ends.
@@ -106,26 +107,26 @@ const (
 
 // follow learns of leases and entries until the bus closes.
 func (w *owners) follow() {
-	for w.bus.ctx.Err() == nil {
-		if err := w.watch(); err != nil && w.bus.ctx.Err() == nil {
-			w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
+	for w.ctx.Err() == nil {
+		if err := w.watch(); err != nil && w.ctx.Err() == nil {
+			w.often.Log(w.ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
 		}
 		select {
-		case <-w.bus.ctx.Done():
+		case <-w.ctx.Done():
 		case <-time.After(250 * time.Millisecond):
 		}
 	}
 }
 
 func (w *owners) watch() error {
-	watch, err := w.kv.WatchAll(w.bus.ctx)
+	watch, err := w.kv.WatchAll(w.ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = watch.Stop() }()
 	for {
 		select {
-		case <-w.bus.ctx.Done():
+		case <-w.ctx.Done():
 			return nil
 		case e, open := <-watch.Updates():
 			if !open {
@@ -140,7 +141,7 @@ func (w *owners) watch() error {
 }
 
 func (w *owners) saw(key string, value []byte, revision uint64) {
-	now := w.bus.clock.now()
+	now := w.clock.now()
 	w.mu.Lock()
 	o := w.groups[key]
 	if hub, ok := strings.CutPrefix(key, hubPrefix); ok {
@@ -175,7 +176,7 @@ func (w *owners) left(hub string, now int64) time.Duration {
 // look reads the lease of a hub whose renewals were not heard of. They may be late, or lost with
 // the watch.
 func (w *owners) look(ctx context.Context, hub string) error {
-	m, err := w.bus.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
+	m, err := w.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
@@ -206,7 +207,7 @@ func (w *owners) keep() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-w.bus.ctx.Done():
+		case <-w.ctx.Done():
 			return
 		case <-tick.C:
 		}
@@ -216,9 +217,9 @@ func (w *owners) keep() {
 		if owned == 0 {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(w.bus.ctx, w.lease()*3/10)
-		if err := w.renew(ctx); err != nil && w.bus.ctx.Err() == nil {
-			w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
+		ctx, cancel := context.WithTimeout(w.ctx, w.lease()*3/10)
+		if err := w.renew(ctx); err != nil && w.ctx.Err() == nil {
+			w.often.Log(w.ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
 		}
 		cancel()
 	}
@@ -228,8 +229,8 @@ func (w *owners) keep() {
 func (w *owners) renew(ctx context.Context) error {
 	w.renewing.Lock()
 	defer w.renewing.Unlock()
-	sent := w.bus.clock.now()
-	if _, err := w.kv.Put(ctx, hubPrefix+w.bus.handles.hub, []byte("{}")); err != nil {
+	sent := w.clock.now()
+	if _, err := w.kv.Put(ctx, hubPrefix+w.hub, []byte("{}")); err != nil {
 		return err
 	}
 	w.mu.Lock()
@@ -240,7 +241,7 @@ func (w *owners) renew(ctx context.Context) error {
 
 // read reads the entry of a group at the bucket's leader.
 func (w *owners) read(ctx context.Context, key string) (ownership, error) {
-	m, err := w.bus.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
+	m, err := w.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
 	if errors.Is(err, ErrNotFound) {
 		return ownership{}, nil
 	}
@@ -261,14 +262,14 @@ func (w *owners) read(ctx context.Context, key string) (ownership, error) {
 // The hub has a valid lease then.
 func (w *owners) take(ctx context.Context, key string, was ownership) (ownership, error) {
 	w.mu.Lock()
-	due := w.renewed == 0 || w.bus.clock.now() > w.renewed+int64(w.lease()*3/10)
+	due := w.renewed == 0 || w.clock.now() > w.renewed+int64(w.lease()*3/10)
 	w.mu.Unlock()
 	if due {
 		if err := w.renew(ctx); err != nil {
 			return ownership{}, err
 		}
 	}
-	e, err := w.write(ctx, key, ownership{Hub: w.bus.handles.hub, Term: was.Term + 1, revision: was.revision})
+	e, err := w.write(ctx, key, ownership{Hub: w.hub, Term: was.Term + 1, revision: was.revision})
 	if err != nil {
 		return ownership{}, err
 	}

@@ -110,7 +110,7 @@ func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, e
 		case ctx.Err() != nil:
 			return changes, ctx.Err()
 		default:
-			planned = b.apply(ctx, inv, s, planned, deleting)
+			planned = b.admin.apply(ctx, inv, s, planned, deleting)
 		}
 		changes = append(changes, planned...)
 	}
@@ -131,7 +131,7 @@ func (a Admin) CreateBuiltinTopics(ctx context.Context) error {
 		if s.info != nil || b.streams.configured(s.rule) {
 			continue
 		}
-		for _, c := range b.apply(ctx, inv, s, inv.plan(s), false) {
+		for _, c := range b.admin.apply(ctx, inv, s, inv.plan(s), false) {
 			if c.Err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", c.String(), c.Err))
 			}
@@ -141,12 +141,12 @@ func (a Admin) CreateBuiltinTopics(ctx context.Context) error {
 }
 
 // apply carries out what was planned for one stream.
-func (b *Bus) apply(ctx context.Context, inv *inventory, s topicStream, planned []TopicChange, deleting bool) []TopicChange {
+func (a *admin) apply(ctx context.Context, inv *inventory, s topicStream, planned []TopicChange, deleting bool) []TopicChange {
 	if s.info == nil {
 		if planned[0].Kind != ChangeCreate {
 			return planned
 		}
-		info, err := b.streams.createStream(ctx, s.topic, s.rule)
+		info, err := a.streams.createStream(ctx, s.topic, s.rule)
 		if err != nil {
 			planned[0].Err = err
 			return planned
@@ -155,11 +155,11 @@ func (b *Bus) apply(ctx context.Context, inv *inventory, s topicStream, planned 
 		inv.add(info)
 		s.info = info
 		// Another hub may have made it at the same moment, by another file.
-		return append(planned[:1:1], b.apply(ctx, inv, s, inv.plan(s), deleting)...)
+		return append(planned[:1:1], a.apply(ctx, inv, s, inv.plan(s), deleting)...)
 	}
 	// What others have changed since the inventory was taken must not be undone by a configuration
 	// from before.
-	info, err := b.findStream(ctx, s.info.Config.Name)
+	info, err := a.findStream(ctx, s.info.Config.Name)
 	if err != nil {
 		for i := range planned {
 			planned[i].Err = cmp.Or(planned[i].Err, err)
@@ -173,7 +173,7 @@ func (b *Bus) apply(ctx context.Context, inv *inventory, s topicStream, planned 
 	for i := range planned {
 		switch c := &planned[i]; {
 		case c.Field == fieldCompaction && c.Kind == ChangeCreate:
-			c.Err = b.makeBucket(ctx, s)
+			c.Err = a.makeBucket(ctx, s)
 			c.Done = c.Err == nil
 		case c.set == nil || c.Kind == ChangeDeletes && !deleting:
 		case c.Stream == s.info.Config.Name:
@@ -183,9 +183,9 @@ func (b *Bus) apply(ctx context.Context, inv *inventory, s topicStream, planned 
 		}
 	}
 	for _, sets := range [][]*TopicChange{own, bucket} {
-		if err := b.update(ctx, s.rule, sets...); err != nil && len(sets) > 1 {
+		if err := a.update(ctx, s.rule, sets...); err != nil && len(sets) > 1 {
 			for _, c := range sets { // one of them may stand in the way of the others
-				_ = b.update(ctx, s.rule, c) // it is in c.Err
+				_ = a.update(ctx, s.rule, c) // it is in c.Err
 			}
 		}
 	}
@@ -193,7 +193,7 @@ func (b *Bus) apply(ctx context.Context, inv *inventory, s topicStream, planned 
 }
 
 // update carries out changes of one stream's configuration in one step.
-func (b *Bus) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange) error {
+func (a *admin) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange) error {
 	if len(sets) == 0 {
 		return nil
 	}
@@ -209,7 +209,7 @@ func (b *Bus) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange)
 			cfg.Metadata[metaPattern] = rule.Pattern
 		}
 	}
-	_, err := placed(ctx, func() (natsjs.Stream, error) { return b.changeStream(ctx, sets[0].Stream, set) })
+	_, err := placed(ctx, func() (natsjs.Stream, error) { return a.changeStream(ctx, sets[0].Stream, set) })
 	for _, c := range sets {
 		c.Done, c.Err = err == nil, err
 	}
@@ -217,12 +217,12 @@ func (b *Bus) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange)
 }
 
 // makeBucket makes the bucket of a topic that has a stream.
-func (b *Bus) makeBucket(ctx context.Context, s topicStream) error {
-	t, err := b.streams.newTopic(s.topic, s.info, s.rule, false)
+func (a *admin) makeBucket(ctx context.Context, s topicStream) error {
+	t, err := a.streams.newTopic(s.topic, s.info, s.rule, false)
 	if err != nil {
 		return err
 	}
-	return b.streams.ensureBucket(ctx, t, &s.info.Config)
+	return a.streams.ensureBucket(ctx, t, &s.info.Config)
 }
 
 // plan compares one stream with its rule.

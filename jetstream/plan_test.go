@@ -213,7 +213,7 @@ func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := inv.wanted(false)[0]
-	same(t, "apply", outcomes(b.apply(t.Context(), inv, s, inv.plan(s), false)), []string{
+	same(t, "apply", outcomes(b.admin.apply(t.Context(), inv, s, inv.plan(s), false)), []string{
 		"deletes: t: retention.age is 2d, the rule says 1h, done false, error false",
 		"change: t: duplicate_window is 1s, the rule says 1m, done true, error false",
 	})

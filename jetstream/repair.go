@@ -63,8 +63,8 @@ func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOption
 	if err != nil {
 		return BucketReport{Topic: topic}, b.reads.readFailed(err)
 	}
-	r := repair{bus: b, topic: t, opts: opts}
-	if r.report, err = b.checkBucket(ctx, t); err == nil {
+	r := repair{admin: b.admin, topic: t, opts: opts}
+	if r.report, err = b.admin.checkBucket(ctx, t); err == nil {
 		err = r.run(ctx)
 	}
 	if err != nil {
@@ -77,7 +77,7 @@ func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOption
 
 // repair is one RepairBucket.
 type repair struct {
-	bus    *Bus
+	admin  *admin
 	topic  *topicInfo
 	opts   RepairOptions
 	report BucketReport
@@ -85,14 +85,14 @@ type repair struct {
 }
 
 func (r *repair) run(ctx context.Context) error {
-	source, err := r.bus.findStream(ctx, r.topic.stream.name)
+	source, err := r.admin.findStream(ctx, r.topic.stream.name)
 	if err != nil {
 		return err
 	}
-	if err := r.bus.streams.ensureBucket(ctx, r.topic, &source.Config); err != nil {
+	if err := r.admin.streams.ensureBucket(ctx, r.topic, &source.Config); err != nil {
 		return err
 	}
-	info, err := r.bus.findStream(ctx, r.topic.bucket.stream)
+	info, err := r.admin.findStream(ctx, r.topic.bucket.stream)
 	if err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (r *repair) run(ctx context.Context) error {
 	if err := r.awaitSource(ctx); err != nil {
 		return err
 	}
-	if fault, err := r.bus.staleSource(ctx, r.topic); err != nil || fault != "" {
+	if fault, err := r.admin.staleSource(ctx, r.topic); err != nil || fault != "" {
 		return cmp.Or(err, error(&Error{Code: CodeBadTopic, Msg: "bucket " + r.report.Bucket + ": " + fault}))
 	}
 	return r.foreign(ctx)
@@ -128,7 +128,7 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 	if _, named := info.Config.Metadata[bucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
 		return nil
 	}
-	err := r.bus.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+	err := r.admin.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *storedMsg) error {
 		if _, ours := r.topic.entryOrigin(m); ours {
 			return errStopWalk
 		}
@@ -147,7 +147,7 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) error {
 	cfg := r.cfg
 	cfg.Sources = append([]*natsjs.StreamSource{r.topic.bucket.source(r.topic.name, r.topic.stream.name)}, beside...)
-	if _, err := r.bus.js.UpdateStream(ctx, cfg); err != nil {
+	if _, err := r.admin.js.UpdateStream(ctx, cfg); err != nil {
 		return fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, r.topic.name, err)
 	}
 	return nil
@@ -157,7 +157,7 @@ func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) erro
 // takes long the repair goes on, for what the source brings later replaces them too.
 func (r *repair) awaitSource(ctx context.Context) error {
 	return r.poll(ctx, func() (bool, error) {
-		info, err := r.bus.findStream(ctx, r.topic.bucket.stream)
+		info, err := r.admin.findStream(ctx, r.topic.bucket.stream)
 		if err != nil {
 			return false, err
 		}
@@ -177,7 +177,7 @@ func (r *repair) poll(ctx context.Context, f func() (bool, error)) error {
 		if done, err := f(); done || err != nil {
 			return err
 		}
-		if err := r.bus.pause(ctx, 50*time.Millisecond); err != nil {
+		if err := r.admin.pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -195,7 +195,7 @@ type foreignKey struct {
 // foreign finds and replaces what native clients wrote.
 func (r *repair) foreign(ctx context.Context) error {
 	var found []*foreignKey
-	err := r.bus.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+	err := r.admin.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *storedMsg) error {
 		token, inside := strings.CutPrefix(m.subject, r.topic.bucket.prefix)
 		if _, ours := r.topic.entryOrigin(m); ours || !inside {
 			return nil
@@ -239,7 +239,7 @@ func (r *repair) foreign(ctx context.Context) error {
 // the caller wants it.
 func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if k.event != "" {
-		m, err := r.bus.lastBySubject(ctx, r.topic.stream.name, k.event)
+		m, err := r.admin.lastBySubject(ctx, r.topic.stream.name, k.event)
 		if err == nil {
 			k.seq = m.seq
 			return nil
@@ -251,7 +251,7 @@ func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if !r.opts.RemoveForeign {
 		return nil
 	}
-	handle, err := r.bus.js.Stream(ctx, r.topic.bucket.stream)
+	handle, err := r.admin.js.Stream(ctx, r.topic.bucket.stream)
 	if err != nil {
 		return err
 	}
@@ -315,7 +315,7 @@ func (r *repair) awaitKeys(ctx context.Context, keys []*foreignKey, newest bool)
 func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, error) {
 	var newestSeq uint64
 	if newest {
-		m, err := r.bus.lastBySubject(ctx, r.topic.stream.name, k.event)
+		m, err := r.admin.lastBySubject(ctx, r.topic.stream.name, k.event)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return false, err
 		}
@@ -323,7 +323,7 @@ func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, e
 			newestSeq = m.seq
 		}
 	}
-	m, err := r.bus.lastBySubject(ctx, r.topic.bucket.stream, k.subject)
+	m, err := r.admin.lastBySubject(ctx, r.topic.bucket.stream, k.subject)
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}

@@ -215,7 +215,7 @@ func TestBucketThatStandsBeyondTheStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if fault, err := b.staleSource(t.Context(), ti); err != nil || fault != "" {
+	if fault, err := b.admin.staleSource(t.Context(), ti); err != nil || fault != "" {
 		t.Errorf("%q, %v", fault, err)
 	}
 }

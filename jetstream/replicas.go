@@ -32,7 +32,7 @@ func (n NATS) PlanReplicas(ctx context.Context, want int) ([]ReplicaChange, erro
 	var all []ReplicaChange
 	for _, name := range inv.names() {
 		info := inv.byName[name]
-		if info.Config.Replicas == want || !ofHub(name, info) && !b.ofProgram(info) {
+		if info.Config.Replicas == want || !ofHub(name, info) && !b.admin.ofProgram(info) {
 			continue
 		}
 		if known := inv.recognise(info); known.rule != nil && known.rule.Replicas != 0 {
@@ -47,7 +47,7 @@ func (n NATS) PlanReplicas(ctx context.Context, want int) ([]ReplicaChange, erro
 const collectionNote = "eventhub: state of the hub's own"
 
 // ofProgram reports whether a stream is a bucket of Collections.
-func (b *Bus) ofProgram(info *natsjs.StreamInfo) bool {
+func (a *admin) ofProgram(info *natsjs.StreamInfo) bool {
 	return info.Config.Description == collectionNote
 }
 
@@ -62,7 +62,7 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	// The new leader of a stream may not have answered, and that of the cluster may not have seen
 	// all servers yet.
 	update := func(ctx context.Context) (natsjs.Stream, error) {
-		return b.changeStream(ctx, c.Stream, func(cfg *natsjs.StreamConfig) { cfg.Replicas = c.Want })
+		return b.admin.changeStream(ctx, c.Stream, func(cfg *natsjs.StreamConfig) { cfg.Replicas = c.Want })
 	}
 	if _, err := whenUp(ctx, b.core, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
 		return fmt.Errorf("stream %s: %w; check that the cluster has %d servers with JetStream", c.Stream, err, c.Want)
@@ -71,7 +71,7 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	defer cancel()
 	for {
 		info, err := b.findStream(ctx, c.Stream)
-		if err == nil && complete(info, c.Want) && b.followed(ctx, handle, c.Want) {
+		if err == nil && complete(info, c.Want) && b.admin.followed(ctx, handle, c.Want) {
 			return nil
 		}
 		if waited := b.pause(ctx, positionPause); waited != nil {
@@ -82,14 +82,14 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 
 // changeStream changes the present settings of a stream once: a change that is repeated keeps what
 // others have changed meanwhile.
-func (b *Bus) changeStream(ctx context.Context, name string, set func(*natsjs.StreamConfig)) (natsjs.Stream, error) {
-	info, err := b.findStream(ctx, name)
+func (a *admin) changeStream(ctx context.Context, name string, set func(*natsjs.StreamConfig)) (natsjs.Stream, error) {
+	info, err := a.findStream(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	cfg := info.Config
 	set(&cfg)
-	return b.js.UpdateStream(ctx, cfg)
+	return a.js.UpdateStream(ctx, cfg)
 }
 
 // complete reports whether a stream has so many copies, and each is up to date.
@@ -102,7 +102,7 @@ func complete(info *natsjs.StreamInfo, n int) bool {
 
 // followed reports whether the consumers of a stream that have as many copies as the stream are
 // complete, too.
-func (b *Bus) followed(ctx context.Context, stream natsjs.Stream, n int) bool {
+func (a *admin) followed(ctx context.Context, stream natsjs.Stream, n int) bool {
 	list := stream.ListConsumers(ctx)
 	all := true
 	for info := range list.Info() {

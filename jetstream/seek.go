@@ -249,12 +249,12 @@ func (b *Bus) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state
 	if floor < first {
 		return floor + 1, nil
 	}
-	behind, err := b.countFrom(ctx, t, floor+1)
+	behind, err := b.records.countFrom(ctx, t, floor+1)
 	if err != nil {
 		return 0, err
 	}
 	enough := func(seq uint64) (bool, error) { // n events or more are in seq..floor
-		count, err := b.countFrom(ctx, t, seq)
+		count, err := b.records.countFrom(ctx, t, seq)
 		return count >= behind+n, err
 	}
 	low, high := first, floor+1 // the answer is in low..high; high has too few
@@ -294,16 +294,16 @@ func (b *Bus) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state
 
 // countFrom counts the events of a topic from a sequence on. The server counts them when it makes a
 // consumer; nobody reads them.
-func (b *Bus) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
-	c, err := b.js.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
+func (r *records) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
+	c, err := r.js.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
 		Name: rand.Text(), AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
 		OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
 	})
 	if err != nil {
-		return 0, b.unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err))
+		return 0, r.unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err))
 	}
 	info := c.CachedInfo()
-	b.records.deleteConsumer(ctx, t.stream.name, info.Name)
+	r.deleteConsumer(ctx, t.stream.name, info.Name)
 	return info.NumPending, nil
 }
 
@@ -314,15 +314,15 @@ func (b *Bus) between(ctx context.Context, t *topicInfo, from, to uint64) (n uin
 		return 0, true, nil
 	}
 	for range 3 {
-		before, err := b.countFrom(ctx, t, to+1)
+		before, err := b.records.countFrom(ctx, t, to+1)
 		if err != nil {
 			return 0, false, err
 		}
-		all, err := b.countFrom(ctx, t, from)
+		all, err := b.records.countFrom(ctx, t, from)
 		if err != nil {
 			return 0, false, err
 		}
-		after, err := b.countFrom(ctx, t, to+1)
+		after, err := b.records.countFrom(ctx, t, to+1)
 		if err != nil {
 			return 0, false, err
 		}

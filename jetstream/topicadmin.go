@@ -21,12 +21,12 @@ import (
 // bad_options *Error for a mistake of the caller, an internal *Error when NATS fails to answer
 // properly, and ErrClosed.
 type Topic struct {
-	bus  *Bus
-	name string
+	admin *admin
+	name  string
 }
 
 // Topic gives access to a topic for operators.
-func (a Admin) Topic(name string) Topic { return Topic{a.bus, name} }
+func (a Admin) Topic(name string) Topic { return Topic{a.bus.admin, name} }
 
 // TopicInfo is the state of a topic.
 type TopicInfo struct {
@@ -78,18 +78,18 @@ func (t Topic) Create(ctx context.Context) error { return t.CreateFor(ctx, "") }
 // CreateFor is Create for a client, for which a topic that is made counts (Limits.TopicsPerClient,
 // Limits.ClientTopics).
 func (t Topic) CreateFor(ctx context.Context, client string) error {
-	_, _, err := t.bus.streams.freshTopic(ctx, t.name, client)
+	_, _, err := t.admin.streams.freshTopic(ctx, t.name, client)
 	return err
 }
 
 // Info returns the state of the topic.
 func (t Topic) Info(ctx context.Context) (*TopicInfo, error) {
-	at, state, err := t.bus.streams.freshExisting(ctx, t.name)
+	at, state, err := t.admin.streams.freshExisting(ctx, t.name)
 	if err != nil {
 		return nil, err
 	}
 	info, err := t.info(ctx, at, state)
-	return info, t.bus.unavailableOrNil(err)
+	return info, t.admin.unavailableOrNil(err)
 }
 
 // unavailableOrNil is unavailable, but for no error.
@@ -101,40 +101,40 @@ func (c *core) unavailableOrNil(err error) error {
 }
 
 func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState) (*TopicInfo, error) {
-	b := t.bus
-	stream, err := b.findStream(ctx, at.stream.name)
+	admin := t.admin
+	stream, err := admin.findStream(ctx, at.stream.name)
 	if err != nil {
 		return nil, err
 	}
-	rule, cfg := b.rule(t.name), &stream.Config
+	rule, cfg := admin.rule(t.name), &stream.Config
 	info := &TopicInfo{
 		Topic: t.name, Stream: at.stream.name, Family: at.stream.family, Events: state.Msgs, Bytes: state.Bytes,
 		MaxAge: cfg.MaxAge, MaxBytes: max(cfg.MaxBytes, 0), MaxMsgs: max(cfg.MaxMsgs, 0), Rule: rule.Pattern, OnFull: OnFullDrop,
-		Compacted: rule.Compaction, Replicas: cfg.Replicas, Needed: b.needed(t.name),
+		Compacted: rule.Compaction, Replicas: cfg.Replicas, Needed: admin.needed(t.name),
 	}
-	if k := b.streams.newKeeping(rule, cfg); k != nil {
+	if k := admin.streams.newKeeping(rule, cfg); k != nil {
 		info.OnFull, info.MaxAge, info.GroupAge = OnFullReject, k.age, k.groupAge
 	}
 	if at.stream.family {
-		if info.Events, err = b.count(ctx, at, state); err != nil {
+		if info.Events, err = admin.count(ctx, at, state); err != nil {
 			return nil, err
 		}
 	}
-	groups, err := b.topicGroups(ctx, at)
+	groups, err := admin.topicGroups(ctx, at)
 	if err != nil && !errors.Is(err, errMissing) {
 		return nil, err
 	}
 	info.Groups = len(groups)
-	if info.First, info.Last, err = b.ends(ctx, at); err != nil {
+	if info.First, info.Last, err = admin.ends(ctx, at); err != nil {
 		return nil, err
 	}
-	info.Lost, err = b.lossesOf(ctx, at, groups)
+	info.Lost, err = admin.lossesOf(ctx, at, groups)
 	return info, err
 }
 
 // ends reads the oldest and the newest event of a topic.
-func (b *Bus) ends(ctx context.Context, t *topicInfo) (first, last *Event, err error) {
-	m, err := b.leaderNext(ctx, t.stream.name, 1, time.Time{}, t.filters())
+func (a *admin) ends(ctx context.Context, t *topicInfo) (first, last *Event, err error) {
+	m, err := a.leaderNext(ctx, t.stream.name, 1, time.Time{}, t.filters())
 	if err != nil || m == nil {
 		return nil, nil, err
 	}
@@ -144,7 +144,7 @@ func (b *Bus) ends(ctx context.Context, t *topicInfo) (first, last *Event, err e
 	}
 	newest := m
 	for _, subject := range subjects {
-		switch m, err := b.lastBySubject(ctx, t.stream.name, subject); {
+		switch m, err := a.lastBySubject(ctx, t.stream.name, subject); {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:
 			return nil, nil, err
@@ -157,8 +157,8 @@ func (b *Bus) ends(ctx context.Context, t *topicInfo) (first, last *Event, err e
 
 // topicGroups are the consumers of a topic that are groups, by the names of their groups. With
 // errMissing, it returns those that the server told of.
-func (b *Bus) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs.ConsumerInfo, error) {
-	all, missing := b.consumers(ctx, t.stream.name)
+func (a *admin) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs.ConsumerInfo, error) {
+	all, missing := a.consumers(ctx, t.stream.name)
 	if missing != nil && !errors.Is(missing, errMissing) {
 		return nil, missing
 	}
@@ -176,13 +176,13 @@ func (b *Bus) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs
 }
 
 // lossesOf reads what groups have lost.
-func (b *Bus) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*natsjs.ConsumerInfo) ([]GroupLoss, error) {
+func (a *admin) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*natsjs.ConsumerInfo) ([]GroupLoss, error) {
 	bySubject := make(map[string]string, len(groups))
 	for group := range groups {
 		bySubject[lossSubject(t, group)] = group
 	}
 	var lost []GroupLoss
-	_, err := b.reads.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.stream.name + ".>"}, func(m *storedMsg) error {
+	_, err := a.reads.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.stream.name + ".>"}, func(m *storedMsg) error {
 		group, known := bySubject[m.subject]
 		book := lossBook{}
 		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.stream.created) {
@@ -203,11 +203,11 @@ func (b *Bus) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*nat
 }
 
 // count counts the stored events of a topic, at the leader of its stream.
-func (b *Bus) count(ctx context.Context, t *topicInfo, state natsjs.StreamState) (n uint64, err error) {
+func (a *admin) count(ctx context.Context, t *topicInfo, state natsjs.StreamState) (n uint64, err error) {
 	if !t.stream.family {
 		return state.Msgs, nil
 	}
-	s, err := b.js.Stream(ctx, t.stream.name)
+	s, err := a.js.Stream(ctx, t.stream.name)
 	if err != nil {
 		return 0, err
 	}
@@ -224,11 +224,11 @@ func (b *Bus) count(ctx context.Context, t *topicInfo, state natsjs.StreamState)
 }
 
 // needed says what the hub itself uses a topic for, or returns "".
-func (b *Bus) needed(topic string) string {
+func (a *admin) needed(topic string) string {
 	if isDead(topic) {
 		return "it holds dead letters"
 	}
-	for _, r := range b.rules {
+	for _, r := range a.rules {
 		if r.Snapshot != nil && r.Snapshot.Topic == topic {
 			return "it holds the snapshots of " + r.Pattern
 		}
@@ -272,20 +272,20 @@ type Purged struct {
 // Purge removes events, whether groups have read them or not. They do not count as lost. Groups go
 // on behind them. The bucket of a compacted topic keeps the newest event of each key.
 func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
-	b := t.bus
+	admin := t.admin
 	if n := btoi(opts.All) + btoi(!opts.Before.IsZero()) + btoi(opts.Through != ""); n != 1 {
 		return Purged{}, badOptions("a purge removes all events, those before a time, or those up to an id: give one of the three")
 	}
-	at, state, err := b.streams.freshExisting(ctx, t.name)
+	at, state, err := admin.streams.freshExisting(ctx, t.name)
 	if err != nil {
 		return Purged{}, err
 	}
-	if why := b.needed(t.name); why != "" && !opts.Needed && !opts.DryRun {
+	if why := admin.needed(t.name); why != "" && !opts.Needed && !opts.DryRun {
 		return Purged{}, needs(t.name, why)
 	}
 	before, err := t.purgeEnd(ctx, at, state, &opts)
 	if err != nil {
-		return Purged{}, b.unavailable(err)
+		return Purged{}, admin.unavailable(err)
 	}
 	if opts.Bound != "" {
 		bound, ok := parseStreamCursor(opts.Bound)
@@ -297,14 +297,14 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 		}
 		before = min(before, bound.Next)
 	}
-	all, err := b.count(ctx, at, state)
+	all, err := admin.count(ctx, at, state)
 	if err != nil {
-		return Purged{}, b.unavailable(err)
+		return Purged{}, admin.unavailable(err)
 	}
 	if opts.DryRun {
-		left, err := b.countFrom(ctx, at, before)
+		left, err := admin.records.countFrom(ctx, at, before)
 		if err != nil {
-			return Purged{}, b.unavailable(err)
+			return Purged{}, admin.unavailable(err)
 		}
 		bound := streamCursor{Stream: at.stream.name, Created: at.stream.created.UnixNano(), Next: before}
 		return Purged{Removed: all - min(all, left), Left: left, Bound: bound.String()}, nil
@@ -312,11 +312,11 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	if before <= state.FirstSeq {
 		return Purged{Left: all}, nil
 	}
-	removed, err := b.purgeTopic(ctx, at, before)
+	removed, err := admin.purgeTopic(ctx, at, before)
 	if err != nil {
-		return Purged{}, b.unavailable(err)
+		return Purged{}, admin.unavailable(err)
 	}
-	b.log.InfoContext(ctx, "topic purged", slog.String("topic", t.name), slog.Uint64("events", removed), slog.Uint64("before", before))
+	admin.log.InfoContext(ctx, "topic purged", slog.String("topic", t.name), slog.Uint64("events", removed), slog.Uint64("before", before))
 	return Purged{Removed: removed, Left: all - min(all, removed)}, nil
 }
 
@@ -338,19 +338,19 @@ func (t Topic) purgeEnd(ctx context.Context, at *topicInfo, state natsjs.StreamS
 	case opts.All:
 		return state.LastSeq + 1, nil
 	case opts.Through != "":
-		seq, err := t.bus.reads.ids.find(ctx, at, opts.Through, state, "")
+		seq, err := t.admin.reads.ids.find(ctx, at, opts.Through, state, "")
 		return min(seq, state.LastSeq) + 1, err
 	default:
-		return t.bus.reads.firstSince(ctx, at, farthest(opts.Before), state.LastSeq+1)
+		return t.admin.reads.firstSince(ctx, at, farthest(opts.Before), state.LastSeq+1)
 	}
 }
 
 // purgeTopic removes the events of a topic before a sequence. In a stream of its own, the purge is
 // noted first: what is purged is not lost.
-func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (removed uint64, err error) {
+func (a *admin) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (removed uint64, err error) {
 	if t.stream.family {
 		for _, subject := range t.filters() {
-			n, err := b.purgeFiltered(ctx, t.stream.name, subject, before)
+			n, err := a.purgeFiltered(ctx, t.stream.name, subject, before)
 			if err != nil {
 				return removed, err
 			}
@@ -360,14 +360,14 @@ func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (remo
 	}
 	for {
 		var book purgeBook
-		rev, err := b.records.book(ctx, purgeSubject(t.stream.name), &book)
+		rev, err := a.records.book(ctx, purgeSubject(t.stream.name), &book)
 		if err != nil {
 			return 0, err
 		}
 		if !book.Stream.Equal(t.stream.created) {
 			book = purgeBook{Stream: t.stream.created}
 		}
-		info, err := b.findStream(ctx, t.stream.name)
+		info, err := a.findStream(ctx, t.stream.name)
 		if err != nil {
 			return 0, err
 		}
@@ -375,14 +375,14 @@ func (b *Bus) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (remo
 			book.Purges = book.Purges[len(book.Purges)-maxPurges+1:]
 		}
 		book.Purges = append(book.Purges, purged{From: info.State.FirstSeq, To: before})
-		err = b.records.putBook(ctx, purgeSubject(t.stream.name), &book, rev)
-		if errors.Is(err, errGroupMoved) && b.pause(ctx, bookAgain) == nil {
+		err = a.records.putBook(ctx, purgeSubject(t.stream.name), &book, rev)
+		if errors.Is(err, errGroupMoved) && a.pause(ctx, bookAgain) == nil {
 			continue
 		}
 		if err != nil {
 			return 0, err
 		}
-		return b.purgeFiltered(ctx, t.stream.name, "", before)
+		return a.purgeFiltered(ctx, t.stream.name, "", before)
 	}
 }
 
@@ -398,19 +398,19 @@ type DeleteOptions struct {
 // letters stay on their topic. After an error, the topic may have been deleted; repeat the call to
 // be sure.
 func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
-	b := t.bus
-	at, _, err := b.streams.freshExisting(ctx, t.name)
+	admin := t.admin
+	at, _, err := admin.streams.freshExisting(ctx, t.name)
 	if errors.Is(err, ErrNotFound) { // a deletion that was cut off may be repeated
-		finished, err := b.finishDeletion(ctx, b.rule(t.name).streamName(t.name))
+		finished, err := admin.finishDeletion(ctx, admin.rule(t.name).streamName(t.name))
 		if err == nil && !finished {
 			err = ErrNotFound
 		}
-		return b.unavailableOrNil(err)
+		return admin.unavailableOrNil(err)
 	}
 	if err != nil {
 		return err
 	}
-	if why := b.needed(t.name); why != "" && !opts.Needed {
+	if why := admin.needed(t.name); why != "" && !opts.Needed {
 		return needs(t.name, why)
 	}
 	if at.stream.family {
@@ -419,25 +419,25 @@ func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 		err = t.deleteStream(ctx, at)
 	}
 	if err != nil {
-		return b.unavailable(err)
+		return admin.unavailable(err)
 	}
-	b.log.InfoContext(ctx, "topic deleted", slog.String("topic", t.name), slog.String("stream", at.stream.name))
+	admin.log.InfoContext(ctx, "topic deleted", slog.String("topic", t.name), slog.String("stream", at.stream.name))
 	return nil
 }
 
 // deleteFromFamily removes a topic from a stream that holds others.
 func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
-	groups, err := t.bus.topicGroups(ctx, at)
+	groups, err := t.admin.topicGroups(ctx, at)
 	if err != nil {
 		return err
 	}
 	for group := range groups {
-		if err := t.bus.Group(t.name, group).Delete(ctx); err != nil && !errors.Is(err, ErrNotFound) {
+		if err := t.admin.adminHooks.deleteGroup(ctx, t.name, group); err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
 	}
 	for _, subject := range at.filters() {
-		if _, err := t.bus.purgeFiltered(ctx, at.stream.name, subject, 0); err != nil {
+		if _, err := t.admin.purgeFiltered(ctx, at.stream.name, subject, 0); err != nil {
 			return err
 		}
 	}
@@ -449,17 +449,17 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 // stream any more. Until the mark says that nothing is left, whoever creates the topic again first
 // finishes the deletion.
 func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
-	b, name := t.bus, at.stream.name
-	rev, err := b.records.generations.markDeleted(ctx, at.stream, t.name, 0)
+	admin, name := t.admin, at.stream.name
+	rev, err := admin.records.generations.markDeleted(ctx, at.stream, t.name, 0)
 	if err != nil {
 		return err
 	}
-	if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+	if err := admin.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return err
 	}
-	b.streams.forget(at.stream)
-	if _, err := b.records.generations.markDeleted(ctx, at.stream, t.name, rev); errors.Is(err, errGroupMoved) {
-		mark, err := b.records.generations.deletion(ctx, name)
+	admin.streams.forget(at.stream)
+	if _, err := admin.records.generations.markDeleted(ctx, at.stream, t.name, rev); errors.Is(err, errGroupMoved) {
+		mark, err := admin.records.generations.deletion(ctx, name)
 		if err == nil && !mark.Deleted {
 			err = fmt.Errorf("jetstream: the mark that stream %s was deleted is gone", name)
 		}
@@ -467,7 +467,7 @@ func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	} else if err != nil {
 		return err
 	}
-	_, err = b.finishDeletion(ctx, name)
+	_, err = admin.finishDeletion(ctx, name)
 	return err
 }
 
@@ -486,8 +486,8 @@ func notedOf(stream string) [][2]string {
 }
 
 // marked reports whether the stream that a mark says was deleted is there.
-func (b *Bus) marked(ctx context.Context, stream string, mark generation) (bool, error) {
-	info, err := b.findStream(ctx, stream)
+func (a *admin) marked(ctx context.Context, stream string, mark generation) (bool, error) {
+	info, err := a.findStream(ctx, stream)
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}
@@ -496,26 +496,26 @@ func (b *Bus) marked(ctx context.Context, stream string, mark generation) (bool,
 
 // takeBack removes the mark of a deletion that was cut off, if the mark has the revision and the
 // stream is there. The mark must be older than any deletion that is under way.
-func (b *Bus) takeBack(ctx context.Context, stream string, revision uint64) error {
-	mark, err := b.records.generations.deletion(ctx, stream)
+func (a *admin) takeBack(ctx context.Context, stream string, revision uint64) error {
+	mark, err := a.records.generations.deletion(ctx, stream)
 	if err != nil || mark.Unfinished == "" || mark.revision != revision {
 		return err
 	}
-	there, err := b.marked(ctx, stream, mark)
+	there, err := a.marked(ctx, stream, mark)
 	if err != nil || !there {
 		return err
 	}
-	return b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
+	return a.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
 }
 
 // endDeletion finishes a deletion whose hub died, or takes its mark back.
-func (b *Bus) endDeletion(ctx context.Context, stream string, revision uint64) error {
+func (a *admin) endDeletion(ctx context.Context, stream string, revision uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	if err := b.takeBack(ctx, stream, revision); err != nil {
+	if err := a.takeBack(ctx, stream, revision); err != nil {
 		return err
 	}
-	_, err := b.finishDeletion(ctx, stream)
+	_, err := a.finishDeletion(ctx, stream)
 	return err
 }
 
@@ -527,18 +527,18 @@ func (b *Bus) endDeletion(ctx context.Context, stream string, revision uint64) e
 // Several hubs may do this at a time, and the topic is created again only after one has changed the
 // mark. Each therefore looks how far the buckets are before it looks at the mark, and removes
 // nothing behind that: so nothing is removed of the topic that was created again.
-func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
+func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error) {
 	for {
-		mark, err := b.records.generations.deletion(ctx, stream)
+		mark, err := a.records.generations.deletion(ctx, stream)
 		if err != nil || mark.Unfinished == "" {
 			return false, err
 		}
-		still, err := b.marked(ctx, stream, mark)
+		still, err := a.marked(ctx, stream, mark)
 		if err != nil {
 			return false, err
 		}
 		if still {
-			if err := b.pause(ctx, 20*time.Millisecond); err != nil {
+			if err := a.pause(ctx, 20*time.Millisecond); err != nil {
 				return false, fmt.Errorf("jetstream: stream %s is marked as deleted, and is still there: %w", stream, err)
 			}
 			continue
@@ -548,13 +548,13 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 			if _, known := ends[s[0]]; known {
 				continue
 			}
-			info, err := b.findStream(ctx, "KV_"+s[0])
+			info, err := a.findStream(ctx, "KV_"+s[0])
 			if err != nil {
 				return false, err
 			}
 			ends[s[0]] = info.State.LastSeq
 		}
-		now, err := b.records.generations.deletion(ctx, stream)
+		now, err := a.records.generations.deletion(ctx, stream)
 		if err != nil {
 			return false, err
 		}
@@ -562,21 +562,21 @@ func (b *Bus) finishDeletion(ctx context.Context, stream string) (bool, error) {
 			continue
 		}
 		bucket := newBucket(mark.Unfinished).stream
-		switch info, err := b.findStream(ctx, bucket); {
+		switch info, err := a.findStream(ctx, bucket); {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:
 			return false, err
 		case info.Config.Metadata[bucketTopic] == mark.Unfinished: // else it is somebody's own
-			if err := b.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+			if err := a.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 				return false, err
 			}
 		}
 		for _, s := range notedOf(stream) {
-			if err := b.purge(ctx, s[0], s[1], ends[s[0]]); err != nil {
+			if err := a.purge(ctx, s[0], s[1], ends[s[0]]); err != nil {
 				return false, err
 			}
 		}
-		if err := b.records.generations.finished(ctx, stream, mark); !errors.Is(err, errGroupMoved) {
+		if err := a.records.generations.finished(ctx, stream, mark); !errors.Is(err, errGroupMoved) {
 			return true, err
 		}
 	}

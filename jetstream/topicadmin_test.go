@@ -235,10 +235,10 @@ func TestTheSweepTakesBackMarks(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if _, err := b.finishDeletion(ctx, "orders"); err == nil {
+	if _, err := b.admin.finishDeletion(ctx, "orders"); err == nil {
 		t.Error("a deletion is finished whose stream is there")
 	}
-	if err := errors.Join(b.takeBack(t.Context(), "orders", rev-1), b.records.generations.sweep(t.Context(), time.Hour)); err != nil {
+	if err := errors.Join(b.admin.takeBack(t.Context(), "orders", rev-1), b.records.generations.sweep(t.Context(), time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	if deleted, err := b.records.generations.deleted(t.Context(), at.stream); err != nil || !deleted {

@@ -35,7 +35,7 @@ type DelayedPage struct {
 // them. The topic need not exist. It returns a bad_options *Error for a limit or a next that is
 // none.
 func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage, error) {
-	b := t.bus
+	admin := t.admin
 	if err := ValidTopic(t.name); err != nil {
 		return DelayedPage{}, err
 	}
@@ -50,7 +50,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 		}
 		from = n
 	}
-	if _, err := b.publishing.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
+	if _, err := admin.publishing.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
 		return DelayedPage{}, nil
 	} else if err != nil {
 		return DelayedPage{}, err
@@ -58,7 +58,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 	var page DelayedPage
 	left := uint64(0)
 	query := &directQuery{Seq: from, Batch: limit, NextBySubj: waitPrefix + "*." + objectName(t.name) + ".*"}
-	_, err := b.direct(ctx, delayedStream, query, func(m *storedMsg, pending uint64) error {
+	_, err := admin.direct(ctx, delayedStream, query, func(m *storedMsg, pending uint64) error {
 		left, from = pending, m.seq+1
 		subject := m.header.Get(headerTarget)
 		at, err := time.Parse("@at "+time.RFC3339Nano, m.header.Get(headerSchedule))
@@ -70,7 +70,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 		return nil
 	})
 	if err != nil {
-		return DelayedPage{}, b.unavailable(err)
+		return DelayedPage{}, admin.unavailable(err)
 	}
 	if left > 0 {
 		page.Next = strconv.FormatUint(from, 10)
@@ -80,5 +80,5 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 
 // CancelDelayed is Publisher.Cancel for operators.
 func (t Topic) CancelDelayed(ctx context.Context, id string) error {
-	return t.bus.publishing.publisher.Cancel(ctx, t.name, id)
+	return t.admin.publishing.publisher.Cancel(ctx, t.name, id)
 }
