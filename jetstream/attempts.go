@@ -451,7 +451,7 @@ func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
 		if nak {
 			wait := time.Duration(0)
 			if d.bounced {
-				wait = b.bounceDelay(d.group, note.spared-1)
+				wait = b.lingering.bounceDelay(d.group, note.spared-1)
 			}
 			d.sendInTime(nakAfter(wait))
 		}

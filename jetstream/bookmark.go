@@ -271,7 +271,7 @@ func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr 
 		if info, err = b.records.groupConsumer(ctx, t, ptr); err != nil {
 			return nil, err
 		}
-		held, err := b.askHeld(ctx, t, ptr.Consumer, info.NumAckPending)
+		held, err := b.records.askHeld(ctx, t, ptr.Consumer, info.NumAckPending)
 		if err != nil {
 			return nil, err
 		}
@@ -340,12 +340,12 @@ const heldPrefix = "HELD."
 const heldWait = 250 * time.Millisecond
 
 // askHeld returns what hubs hold of a consumer, in order. It returns as soon as it has enough.
-func (b *Bus) askHeld(ctx context.Context, t *topicInfo, consumer string, enough int) ([]uint64, error) {
+func (r *records) askHeld(ctx context.Context, t *topicInfo, consumer string, enough int) ([]uint64, error) {
 	if enough == 0 {
 		return nil, nil
 	}
 	held := make(map[uint64]struct{})
-	err := b.askHubs(ctx, heldQuestion{Held: t.stream.name + "." + consumer}, heldWait, func(answer []byte) bool {
+	err := r.askHubs(ctx, heldQuestion{Held: t.stream.name + "." + consumer}, heldWait, func(answer []byte) bool {
 		var seqs []uint64
 		if json.Unmarshal(answer, &seqs) == nil {
 			for _, seq := range seqs {
@@ -359,10 +359,10 @@ func (b *Bus) askHeld(ctx context.Context, t *topicInfo, consumer string, enough
 
 // askHubs asks all hubs a question and calls f with each answer, until f returns true or wait is
 // over: nobody knows which hubs there are.
-func (b *Bus) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f func(answer []byte) (enough bool)) error {
+func (r *records) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f func(answer []byte) (enough bool)) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	nc := b.link().nc
+	nc := r.link().nc
 	q.Reply = nats.NewInbox()
 	// one from each hub; more do not fit and are not heard
 	answers := make(chan *nats.Msg, MaxBookmarkEvents)
@@ -379,14 +379,14 @@ func (b *Bus) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f
 		return err
 	}
 	key := heldPrefix + strings.TrimPrefix(q.Reply, nats.InboxPrefix)
-	if _, err := b.records.generations.put(ctx, key, value); err != nil {
+	if _, err := r.generations.put(ctx, key, value); err != nil {
 		return err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 		defer cancel()
 		// the sweeper removes what stays
-		_ = b.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
+		_ = r.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
 	}()
 	began := time.Now()
 	timer := time.NewTimer(wait)
@@ -418,14 +418,14 @@ func (b *Bus) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f
 
 // answerHeld tells who asks what this hub surely holds of a consumer. An old question, which is
 // not live, takes no leases.
-func (b *Bus) answerHeld(value []byte, live bool) {
+func (r *groupRegistry) answerHeld(value []byte, live bool) {
 	var q heldQuestion
 	if json.Unmarshal(value, &q) != nil || q.Reply == "" || q.LetGo && !live {
 		return
 	}
-	b.groupMu.Lock()
-	g := b.groups[q.Held]
-	b.groupMu.Unlock()
+	r.mu.Lock()
+	g := r.byKey[q.Held]
+	r.mu.Unlock()
 	if g == nil {
 		return
 	}
@@ -437,7 +437,7 @@ func (b *Bus) answerHeld(value []byte, live bool) {
 	}
 	value, err := json.Marshal(answer)
 	if err == nil {
-		_ = b.link().nc.Publish(q.Reply, value) // an error means that the connection is down
+		_ = r.link().nc.Publish(q.Reply, value) // an error means that the connection is down
 	}
 }
 
@@ -445,7 +445,7 @@ func (b *Bus) answerHeld(value []byte, live bool) {
 func (g *group) surelyHeld() []uint64 {
 	seqs := []uint64{}
 	now := g.bus.clock.now()
-	for _, s := range g.bus.membersOf(g) {
+	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
 		for _, d := range s.out {
 			if d.group == g && d.usable(now) && len(seqs) < MaxBookmarkEvents {

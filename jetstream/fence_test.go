@@ -20,14 +20,14 @@ func TestNoLeaseOfBeforeASeek(t *testing.T) {
 	}
 	publish(t, one, "deaf", numbers(4)...)
 	held := []*Held{<-k.ch, <-k.ch, <-k.ch, <-k.ch}
-	two.subMu.Lock() // who watches the generations cannot tell the subscriptions
+	two.subscriptions.mu.Lock() // who watches the generations cannot tell the subscriptions
 	err = one.Group("deaf", "g").Seek(t.Context(), FromLatest)
 	for _, h := range held {
 		if _, ok := h.Begin(); ok {
 			t.Errorf("event %d was leased after the seek", h.Event.Sequence)
 		}
 	}
-	two.subMu.Unlock()
+	two.subscriptions.mu.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}

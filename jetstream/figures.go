@@ -358,7 +358,7 @@ func (r *groupReader) oldestBehind(ctx context.Context, t *topicInfo, floor uint
 	})
 }
 
-// lastSettled is Bus.lastSettled.
+// lastSettled is reads.lastSettled, once for each event.
 func (r *groupReader) lastSettled(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo) (settledEvent, error) {
 	if info.AckFloor.Consumer == 0 {
 		return settledEvent{}, nil

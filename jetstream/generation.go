@@ -248,14 +248,14 @@ func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
 }
 
 // topicDeleted has this hub forget a stream that is deleted, and its members look.
-func (b *Bus) topicDeleted(name string, created time.Time) {
-	b.streams.topics.mu.RLock()
-	s := b.streams.topics.streams[name]
-	b.streams.topics.mu.RUnlock()
+func (r *subscriptionRegistry) topicDeleted(name string, created time.Time) {
+	r.streams.topics.mu.RLock()
+	s := r.streams.topics.streams[name]
+	r.streams.topics.mu.RUnlock()
 	if s != nil && s.created.Equal(created) {
-		b.streams.forget(s)
+		r.streams.forget(s)
 	}
-	b.eachSubscription(func(s *Subscription) {
+	r.eachSubscription(func(s *Subscription) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, m := range s.members {
@@ -268,8 +268,8 @@ func (b *Bus) topicDeleted(name string, created time.Time) {
 }
 
 // groupMoved tells this hub's members of a group that the group was moved.
-func (b *Bus) groupMoved(key string, g *generation) {
-	b.eachSubscription(func(s *Subscription) { s.moved(key, g) })
+func (r *subscriptionRegistry) groupMoved(key string, g *generation) {
+	r.eachSubscription(func(s *Subscription) { s.moved(key, g) })
 }
 
 // follow tells this hub's members when their group was moved, until the bus closes.

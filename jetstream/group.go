@@ -49,9 +49,9 @@ type group struct {
 	letters  atomic.Int32  // dead letters that are not stored yet
 	seen     atomic.Int64  // when it was last noted that it has members; see keepSeen
 
-	lingering int // its inboxes that linger; guarded by Bus.lingering
+	lingering int // its inboxes that linger; guarded by lingering.mu
 
-	// Guarded by Bus.groupMu.
+	// Guarded by groupRegistry.mu.
 	users   int                        // how often share returned it
 	members map[*Subscription]struct{} // of this hub
 
@@ -88,7 +88,7 @@ func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, rev
 	}
 	g.ttl.Store(int64(info.Config.InactiveThreshold))
 	g.revision.Store(revision)
-	return b.share(g)
+	return b.groups.share(g)
 }
 
 // timeToLive is how long the group outlives its last member; 0: it stays.
@@ -102,10 +102,10 @@ func (g *group) source() string { return g.topic.name + "::" + g.name }
 
 // share returns the group that the hub's members of this consumer have in common. Each call is one
 // use, which unshare ends.
-func (b *Bus) share(g *group) *group {
-	b.groupMu.Lock()
-	defer b.groupMu.Unlock()
-	if known := b.groups[g.key()]; known != nil && known.created.Equal(g.created) && known.topic.stream.created.Equal(g.topic.stream.created) {
+func (r *groupRegistry) share(g *group) *group {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.byKey[g.key()]; known != nil && known.created.Equal(g.created) && known.topic.stream.created.Equal(g.topic.stream.created) {
 		known.users++
 		known.revision.Store(max(known.revision.Load(), g.revision.Load()))
 		if g.ttl.Load() == 0 {
@@ -113,25 +113,25 @@ func (b *Bus) share(g *group) *group {
 		}
 		return known
 	}
-	now := b.clock.now()
+	now := r.clock.now()
 	for i := range g.paths {
 		g.paths[i].group = g
 		g.paths[i].reset(now)
 	}
 	g.users, g.members = 1, make(map[*Subscription]struct{})
-	b.resting.wake(g)
+	r.resting.wake(g)
 	if g.slots > 0 && g.ordering == nil {
 		g.ordering = newOrderedGroup(g)
 	}
-	b.groups[g.key()] = g
+	r.byKey[g.key()] = g
 	return g
 }
 
 // liveGroup is the group on a consumer of that name that has members here; nil if there is none.
-func (b *Bus) liveGroup(t *topicInfo, consumer string) *group {
-	b.groupMu.Lock()
-	defer b.groupMu.Unlock()
-	g := b.groups[t.stream.name+"."+consumer]
+func (r *groupRegistry) liveGroup(t *topicInfo, consumer string) *group {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.byKey[t.stream.name+"."+consumer]
 	if g == nil || len(g.members) == 0 || !g.topic.stream.created.Equal(t.stream.created) {
 		return nil
 	}
@@ -139,47 +139,47 @@ func (b *Bus) liveGroup(t *topicInfo, consumer string) *group {
 }
 
 // addMember makes a subscription known as a member of the group.
-func (b *Bus) addMember(g *group, s *Subscription) {
-	b.groupMu.Lock()
-	defer b.groupMu.Unlock()
+func (r *groupRegistry) addMember(g *group, s *Subscription) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	g.members[s] = struct{}{}
 }
 
 // countMembers returns how many members of a group with this consumer the hub has.
-func (b *Bus) countMembers(t *topicInfo, consumer string) int {
-	if live := b.liveGroup(t, consumer); live != nil {
-		return len(b.membersOf(live))
+func (r *groupRegistry) countMembers(t *topicInfo, consumer string) int {
+	if live := r.liveGroup(t, consumer); live != nil {
+		return len(r.membersOf(live))
 	}
 	return 0
 }
 
 // membersOf returns the members of the group on this hub.
-func (b *Bus) membersOf(g *group) []*Subscription {
-	b.groupMu.Lock()
-	defer b.groupMu.Unlock()
+func (r *groupRegistry) membersOf(g *group) []*Subscription {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	return slices.Collect(maps.Keys(g.members))
 }
 
 // reshare adds a use of a group that is in use.
-func (b *Bus) reshare(g *group) {
-	b.groupMu.Lock()
-	defer b.groupMu.Unlock()
+func (r *groupRegistry) reshare(g *group) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	g.users++
 }
 
 // unshare ends one use of the group, that of member s if it had entered.
-func (b *Bus) unshare(g *group, s *Subscription) {
-	b.groupMu.Lock()
+func (r *groupRegistry) unshare(g *group, s *Subscription) {
+	r.mu.Lock()
 	delete(g.members, s)
 	left := len(g.members) == 0
 	g.users--
-	over := g.users == 0 && b.groups[g.key()] == g
+	over := g.users == 0 && r.byKey[g.key()] == g
 	if over {
-		delete(b.groups, g.key())
+		delete(r.byKey, g.key())
 	}
-	b.groupMu.Unlock()
+	r.mu.Unlock()
 	if over {
-		b.resting.keep(g)
+		r.resting.keep(g)
 	}
 	if left {
 		g.flows("its members have left this consumer")
@@ -188,13 +188,13 @@ func (b *Bus) unshare(g *group, s *Subscription) {
 
 // eachGroup calls f for the groups that have members here, or inboxes that linger, without holding
 // the lock.
-func (b *Bus) eachGroup(f func(*group)) {
-	b.groupMu.Lock()
-	groups := make([]*group, 0, len(b.groups))
-	for _, g := range b.groups {
+func (r *groupRegistry) eachGroup(f func(*group)) {
+	r.mu.Lock()
+	groups := make([]*group, 0, len(r.byKey))
+	for _, g := range r.byKey {
 		groups = append(groups, g)
 	}
-	b.groupMu.Unlock()
+	r.mu.Unlock()
 	for _, g := range groups {
 		f(g)
 	}
@@ -202,21 +202,21 @@ func (b *Bus) eachGroup(f func(*group)) {
 
 // eachKeeping calls f for the groups that something is kept for, without holding the lock: their
 // last member may have ended.
-func (b *Bus) eachKeeping(f func(*group)) {
-	b.groupMu.Lock()
-	groups := slices.Collect(maps.Keys(b.keeping))
-	b.groupMu.Unlock()
+func (r *groupRegistry) eachKeeping(f func(*group)) {
+	r.mu.Lock()
+	groups := slices.Collect(maps.Keys(r.keeping))
+	r.mu.Unlock()
 	for _, g := range groups {
 		f(g)
 	}
 }
 
 // keeps counts the paths of a group for which something is kept.
-func (b *Bus) keeps(g *group, paths int) {
-	b.groupMu.Lock()
-	defer b.groupMu.Unlock()
-	if b.keeping[g] += paths; b.keeping[g] == 0 {
-		delete(b.keeping, g)
+func (r *groupRegistry) keeps(g *group, paths int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.keeping[g] += paths; r.keeping[g] == 0 {
+		delete(r.keeping, g)
 	}
 }
 
@@ -414,8 +414,8 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	durable.Durable = true
 	if info.Config.MemoryStorage {
 		to := groupStart{seq: max(info.AckFloor.Stream+1, info.Config.OptStartSeq), maker: info.Config.Metadata[metaMaker], slots: slotsOf(info)}
-		if live := b.liveGroup(t, ptr.Consumer); live != nil {
-			to.seq = max(to.seq, b.resumeAt(live)) // acks may be under way
+		if live := b.groups.liveGroup(t, ptr.Consumer); live != nil {
+			to.seq = max(to.seq, b.groups.resumeAt(live)) // acks may be under way
 		}
 		moved, rev, err := b.moveGroup(ctx, t, name, durable, to)
 		if err != nil {

@@ -30,7 +30,7 @@ func (m *member) askIdle(now int64) int64 {
 	if ask && s.running() {
 		s.wg.Go(func() { // not under mu: an answer may come before ask returns
 			g.ask(s.link, now, func(state *consumerState) {
-				for _, s := range s.bus.membersOf(g) {
+				for _, s := range s.bus.groups.membersOf(g) {
 					s.idle(g, state.NumWaiting)
 				}
 			})

@@ -235,7 +235,7 @@ func TestAPurgeOfWhatWasGivenBackIsNoLoss(t *testing.T) {
 		if g.sum() != 0 || seen.count() != 0 {
 			t.Fatalf("%d are counted as lost, though they were purged; members were told of %d", seen.count(), g.sum())
 		}
-		b.eachGroup(func(g *group) {
+		b.groups.eachGroup(func(g *group) {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			if g.watched != last {

@@ -69,20 +69,12 @@ type Bus struct {
 	dead         *deadLetters
 	handles      *handleTable
 
-	subMu    sync.Mutex
-	subs     map[*Subscription]struct{}
-	subCount atomic.Int64
-	held     atomic.Int64 // bytes that all subscriptions hold
-
-	groupMu sync.Mutex
-	groups  map[string]*group // that have members here, by stream and consumer
-	// keeping counts the paths of groups for which something is kept; bounded by what is kept
-	keeping   map[*group]int
-	lingering lingering
-	returns   returns       // of subscriptions without a Holder
-	resting   restingGroups // whose last member here has left
-	soon      soon
-	probed    atomic.Int64 // when the paths were last asked, in the clock of the bus
+	groups        *groupRegistry
+	subscriptions *subscriptionRegistry
+	lingering     *lingering
+	returns       returns // of subscriptions without a Holder
+	soon          soon
+	probed        atomic.Int64 // when the paths were last asked, in the clock of the bus
 
 	closed sync.Once
 }
@@ -108,11 +100,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bus{
-		core:   c,
-		subs:   make(map[*Subscription]struct{}),
-		groups: make(map[string]*group), keeping: make(map[*group]int), lingering: lingering{inboxes: make(map[*inbox]struct{})},
-	}
+	b := &Bus{core: c}
 	b.streams = newStreams(b.core)
 	b.reads = newReads(b.core, b.streams)
 	b.access = newAccess(b.core, b.streams)
@@ -127,14 +115,17 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		putBackShares: quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil),
 		puttingBack:   make(chan struct{}, 1),
 	}
+	b.groups = newGroupRegistry(b.core)
+	b.lingering = newLingering(b.groups)
+	b.subscriptions = newSubscriptionRegistry(b.core, b.streams)
 	b.handles = newHandleTable(b.core, b.reads)
 	b.linkHooks = linkHooks{
 		cut: b.linkCut, lost: b.linkLost, returning: b.linkReturning, back: b.linkBack, heard: b.linkHeard, changed: b.access.native.streamChanged,
 	}
 	b.admin = newAdmin(b.core, b.streams, b.reads, b.records, b.publishing, b.queues)
 	b.streams.streamHooks = streamHooks{equip: b.publishing.equip, keys: b.publishing.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.admin.finishDeletion}
-	b.admin.adminHooks = adminHooks{members: b.countMembers, seen: b.seen, stuckSince: b.stuckSince, deleteGroup: func(ctx context.Context, topic, group string) error { return b.Group(topic, group).Delete(ctx) }}
-	b.records.recordHooks = recordHooks{held: b.answerHeld, topicDeleted: b.topicDeleted, groupMoved: b.groupMoved, unfinished: b.admin.endDeletion}
+	b.admin.adminHooks = adminHooks{members: b.groups.countMembers, seen: b.groups.seen, stuckSince: b.groups.stuckSince, deleteGroup: func(ctx context.Context, topic, group string) error { return b.Group(topic, group).Delete(ctx) }}
+	b.records.recordHooks = recordHooks{held: b.groups.answerHeld, topicDeleted: b.subscriptions.topicDeleted, groupMoved: b.subscriptions.groupMoved, unfinished: b.admin.endDeletion}
 	return b, nil
 }
 
@@ -293,10 +284,10 @@ func (b *Bus) watchStalls() {
 		now := b.clock.now()
 		if b.clock.stalled(now) {
 			b.often.Log(b.ctx, slog.LevelWarn, "the process stood still: all leases are given up", "", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
-			b.eachSubscription((*Subscription).forget)
+			b.subscriptions.eachSubscription((*Subscription).forget)
 			// before anything is asked for: until then, what arrives is ignored
 			b.clock.lastTick.Store(now)
-			b.eachSubscription((*Subscription).restart)
+			b.subscriptions.eachSubscription((*Subscription).restart)
 			continue
 		}
 		// and not a later time: a stop since the check must be seen at the next
@@ -322,7 +313,7 @@ func (b *Bus) askAgain() {
 			for _, l := range b.links {
 				l.sweep(now)
 			}
-			b.sweepLingering(now)
+			b.lingering.sweepLingering(now)
 			b.often.Sweep()
 			if l := b.links[0]; l.up.Load() {
 				b.records.saveUnsaved(l)
@@ -339,14 +330,14 @@ func (c *core) link() *link {
 // linkCut forgets what the server has not confirmed over a connection that broke: what was leased
 // over it may be given to others from now on.
 func (b *Bus) linkCut(l *link) {
-	b.eachKeeping(func(g *group) { g.paths[l.index].forget() })
-	b.forgetLingering(l)
+	b.groups.eachKeeping(func(g *group) { g.paths[l.index].forget() })
+	b.lingering.forgetLingering(l)
 	b.cutNative(l)
 }
 
 // linkLost gives up what the subscriptions have over a connection that broke.
 func (b *Bus) linkLost(l *link) {
-	b.eachSubscription(func(s *Subscription) {
+	b.subscriptions.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.forget()
 		}
@@ -356,7 +347,7 @@ func (b *Bus) linkLost(l *link) {
 // linkReturning tells each group that a connection was lost: silence counts from now on, and the
 // delivery numbers of the server may be others.
 func (b *Bus) linkReturning(l *link, now int64) {
-	b.eachGroup(func(g *group) {
+	b.groups.eachGroup(func(g *group) {
 		g.paths[l.index].reset(now)
 		g.cutOff(l.clustered())
 	})
@@ -366,7 +357,7 @@ func (b *Bus) linkReturning(l *link, now int64) {
 // linkBack has the subscriptions of a connection that is back go on.
 func (b *Bus) linkBack(l *link) {
 	b.records.saveUnsaved(l)
-	b.eachSubscription(func(s *Subscription) {
+	b.subscriptions.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.restart()
 		}
@@ -375,7 +366,7 @@ func (b *Bus) linkBack(l *link) {
 
 // linkHeard sends what was kept while the server was silent.
 func (b *Bus) linkHeard(l *link) {
-	b.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
+	b.groups.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
 }
 
 // cutNative notes that advisories were lost, if they come over this link.
@@ -395,29 +386,29 @@ func (c *core) connected() bool {
 }
 
 // eachSubscription calls f for those open now, without holding the lock.
-func (b *Bus) eachSubscription(f func(*Subscription)) {
-	b.subMu.Lock()
-	subs := make([]*Subscription, 0, len(b.subs))
-	for s := range b.subs {
+func (r *subscriptionRegistry) eachSubscription(f func(*Subscription)) {
+	r.mu.Lock()
+	subs := make([]*Subscription, 0, len(r.all))
+	for s := range r.all {
 		subs = append(subs, s)
 	}
-	b.subMu.Unlock()
+	r.mu.Unlock()
 	for _, s := range subs {
 		f(s)
 	}
 }
 
 // lastSubscriptions returns those open now and lets no other begin.
-func (b *Bus) lastSubscriptions() []*Subscription {
-	b.subMu.Lock()
-	defer b.subMu.Unlock()
-	last := make([]*Subscription, 0, len(b.subs))
-	for s := range b.subs {
+func (r *subscriptionRegistry) lastSubscriptions() []*Subscription {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := make([]*Subscription, 0, len(r.all))
+	for s := range r.all {
 		if s.keeper == nil { // those end with their ordering
 			last = append(last, s)
 		}
 	}
-	b.subs = nil
+	r.all = nil
 	return last
 }
 
@@ -431,7 +422,7 @@ func (b *Bus) Close() error {
 		var stops sync.WaitGroup
 		done, end := context.WithCancel(ctx)
 		end() // leases are not waited for
-		for _, s := range b.lastSubscriptions() {
+		for _, s := range b.subscriptions.lastSubscriptions() {
 			// what could not be given back comes again after AckWait
 			stops.Go(func() { _ = s.Drain(done) })
 		}

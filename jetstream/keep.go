@@ -399,7 +399,7 @@ func (k *keeping) seenEvery() time.Duration { return min(k.groupAge/4, time.Hour
 // keepSeen notes now and then that a group of a topic that rejects has members. It does not block.
 func (g *group) keepSeen(l *link, now int64) {
 	k := g.topic.stream.keep
-	if k == nil || now-g.seen.Load() < int64(k.seenEvery()) || len(g.bus.membersOf(g)) == 0 {
+	if k == nil || now-g.seen.Load() < int64(k.seenEvery()) || len(g.bus.groups.membersOf(g)) == 0 {
 		return
 	}
 	g.seen.Store(now)

@@ -152,9 +152,9 @@ func TestWhatIsKeptBackIsSentAfterTheEnd(t *testing.T) {
 	p.end(b.clock.now(), false) // the question is asked again
 	eventually(t, "it is settled", func() bool { return leasedOf(t, b, "kept") == 0 })
 	eventually(t, "the group is forgotten", func() bool {
-		b.groupMu.Lock()
-		defer b.groupMu.Unlock()
-		return len(b.keeping) == 0
+		b.groups.mu.Lock()
+		defer b.groups.mu.Unlock()
+		return len(b.groups.keeping) == 0
 	})
 }
 

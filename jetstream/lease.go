@@ -36,7 +36,7 @@ func (s *Subscription) holdUnread(d *Delivery, n int) {
 // holdBytes counts bytes that are held, here and over all subscriptions.
 func (s *Subscription) holdBytes(n int) {
 	s.heldBytes += n
-	s.bus.held.Add(int64(n))
+	s.bus.subscriptions.held.Add(int64(n))
 }
 
 // lease files a delivery that has begun under its id, behind older ones.

@@ -24,15 +24,22 @@ const (
 
 // lingering are closed inboxes whose pulls have not ended.
 type lingering struct {
+	*core
+	groups *groupRegistry
+
 	mu      sync.Mutex
 	inboxes map[*inbox]struct{}
 }
 
+func newLingering(g *groupRegistry) *lingering {
+	return &lingering{core: g.core, groups: g, inboxes: make(map[*inbox]struct{})}
+}
+
 // bounceDelay is how long an event of the group waits that is given back after so many clients had
 // not seen it.
-func (b *Bus) bounceDelay(g *group, spared int) time.Duration {
-	b.lingering.mu.Lock()
-	defer b.lingering.mu.Unlock()
+func (w *lingering) bounceDelay(g *group, spared int) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if spared < freeBounces+g.lingering {
 		return 0
 	}
@@ -46,7 +53,7 @@ func (in *inbox) bequeath(d *Delivery, came incoming) bool {
 	if in.m.sub.keeper != nil {
 		return false // the owner of an ordered group has no other
 	}
-	for _, s := range in.m.sub.bus.membersOf(in.group) {
+	for _, s := range in.m.sub.bus.groups.membersOf(in.group) {
 		wanted := s.wants(d) // not under mu
 		s.mu.Lock()
 		i := slices.IndexFunc(s.members, func(m *member) bool { return m.group == in.group && m.inbox != nil })
@@ -67,7 +74,7 @@ func (in *inbox) bequeath(d *Delivery, came incoming) bool {
 // held.
 func (s *Subscription) room() bool {
 	return s.active+len(s.parked) < s.opts.MaxInFlight && s.heldBytes < s.bus.limits.HeldBytes &&
-		(s.heldBytes == 0 || s.bus.held.Load() < int64(s.bus.limits.HeldTotal)) && s.opts.Holder.room(s, 1) >= 1
+		(s.heldBytes == 0 || s.bus.subscriptions.held.Load() < int64(s.bus.limits.HeldTotal)) && s.opts.Holder.room(s, 1) >= 1
 }
 
 // clustered reports whether the server that the link is connected to is one of several.
@@ -76,72 +83,72 @@ func (l *link) clustered() bool { return l.cluster.Load() }
 // linger keeps a closed inbox until its pulls have ended, at the given time at the latest. Until
 // then, members that join the group share what is known of it. linger reports false when too many
 // inboxes linger.
-func (b *Bus) linger(in *inbox, until int64) bool {
-	b.lingering.mu.Lock()
-	defer b.lingering.mu.Unlock()
-	if len(b.lingering.inboxes) >= b.limits.LingeringInboxes {
-		b.obs.LimitReached("lingering_inboxes")
+func (w *lingering) linger(in *inbox, until int64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.inboxes) >= w.limits.LingeringInboxes {
+		w.obs.LimitReached("lingering_inboxes")
 		return false
 	}
 	in.until = until
-	b.lingering.inboxes[in] = struct{}{}
+	w.inboxes[in] = struct{}{}
 	in.m.sub.inboxes++
 	in.group.lingering++
-	b.reshare(in.group)
+	w.groups.reshare(in.group)
 	return true
 }
 
 // endLingering ends one inbox.
-func (b *Bus) endLingering(in *inbox) {
-	b.lingering.mu.Lock()
-	_, there := b.lingering.inboxes[in]
+func (w *lingering) endLingering(in *inbox) {
+	w.mu.Lock()
+	_, there := w.inboxes[in]
 	if there {
-		delete(b.lingering.inboxes, in)
+		delete(w.inboxes, in)
 		in.m.sub.inboxes--
 		in.group.lingering--
 	}
-	b.lingering.mu.Unlock()
+	w.mu.Unlock()
 	if there {
-		b.unshare(in.group, nil)
+		w.groups.unshare(in.group, nil)
 		_ = in.sub.Drain() // fails only when the connection is closed
 	}
 }
 
 // sweepLingering ends the inboxes whose pulls have surely ended.
-func (b *Bus) sweepLingering(now int64) {
+func (w *lingering) sweepLingering(now int64) {
 	var over []*inbox
-	b.lingering.mu.Lock()
-	for in := range b.lingering.inboxes {
+	w.mu.Lock()
+	for in := range w.inboxes {
 		if in.until <= now {
 			over = append(over, in)
 		}
 	}
-	b.lingering.mu.Unlock()
+	w.mu.Unlock()
 	for _, in := range over {
 		in.m.sub.mu.Lock()
 		in.ended(in.pulls)
 		in.m.sub.mu.Unlock()
-		b.endLingering(in)
+		w.endLingering(in)
 	}
 }
 
 // forgetLingering ends the inboxes of a link that was lost: what waits in buffers is not ours to
 // touch.
-func (b *Bus) forgetLingering(l *link) {
+func (w *lingering) forgetLingering(l *link) {
 	var lost []*inbox
-	b.lingering.mu.Lock()
-	for in := range b.lingering.inboxes {
+	w.mu.Lock()
+	for in := range w.inboxes {
 		if in.m.sub.link == l {
 			lost = append(lost, in)
 		}
 	}
-	b.lingering.mu.Unlock()
+	w.mu.Unlock()
 	for _, in := range lost {
 		in.m.sub.mu.Lock()
 		in.forgotten = true
 		in.ended(in.pulls)
 		in.m.sub.mu.Unlock()
-		b.endLingering(in)
+		w.endLingering(in)
 	}
 }
 
@@ -158,7 +165,7 @@ func (s *Subscription) endInboxes(ctx context.Context) []*Delivery {
 	tick := time.NewTicker(quietFor / 5)
 	defer tick.Stop()
 	began := s.bus.clock.now()
-	for s.bus.lingers(s) {
+	for s.bus.lingering.lingers(s) {
 		s.mu.Lock()
 		quiet := s.bus.clock.now()-max(s.lastCame, began) >= int64(quietFor)
 		s.mu.Unlock()
@@ -167,7 +174,7 @@ func (s *Subscription) endInboxes(ctx context.Context) []*Delivery {
 		}
 		<-tick.C
 	}
-	s.bus.endLingeringOf(s)
+	s.bus.lingering.endLingeringOf(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	came := s.custody
@@ -176,27 +183,27 @@ func (s *Subscription) endInboxes(ctx context.Context) []*Delivery {
 }
 
 // lingers reports whether inboxes of the subscription linger.
-func (b *Bus) lingers(s *Subscription) bool {
-	b.lingering.mu.Lock()
-	defer b.lingering.mu.Unlock()
+func (w *lingering) lingers(s *Subscription) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	return s.inboxes > 0
 }
 
 // endLingeringOf ends the inboxes that linger of the groups of a subscription, whichever member's
 // they were: what it gives back must not come to them.
-func (b *Bus) endLingeringOf(s *Subscription) {
+func (w *lingering) endLingeringOf(s *Subscription) {
 	var over []*inbox
-	b.lingering.mu.Lock()
-	for in := range b.lingering.inboxes {
+	w.mu.Lock()
+	for in := range w.inboxes {
 		if in.m.sub == s || in.m.sub.link == s.link && in.m.sub.group == s.group {
 			over = append(over, in)
 		}
 	}
-	b.lingering.mu.Unlock()
+	w.mu.Unlock()
 	for _, in := range over {
 		in.m.sub.mu.Lock()
 		in.ended(in.pulls)
 		in.m.sub.mu.Unlock()
-		b.endLingering(in)
+		w.endLingering(in)
 	}
 }

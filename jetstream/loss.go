@@ -184,7 +184,7 @@ func (g *group) report(f found) {
 	for _, l := range losses {
 		b.often.Log(ctx, slog.LevelWarn, "events were removed before a group was given them", g.source(), slog.String("topic", l.Topic), slog.String("group", g.name),
 			slog.Uint64("events", l.Events), slog.Time("since", l.Since))
-		for _, s := range b.membersOf(g) {
+		for _, s := range b.groups.membersOf(g) {
 			s.lose(l)
 		}
 	}

@@ -115,7 +115,7 @@ func (g *group) ask(l *link, now int64, then func(*consumerState)) {
 
 // verify lets the members look whether the consumer still exists.
 func (g *group) verify() {
-	for _, s := range g.bus.membersOf(g) {
+	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
 		for _, m := range s.members {
 			m.verify(g)
@@ -135,9 +135,9 @@ func (b *Bus) watchGroups() {
 		case <-tick.C:
 		}
 		now, asked := b.clock.now(), 0
-		b.eachGroup(func(g *group) {
+		b.groups.eachGroup(func(g *group) {
 			g.keepSeen(b.link(), now)
-			if asked < watchBatch && g.due(now) && len(b.membersOf(g)) > 0 {
+			if asked < watchBatch && g.due(now) && len(b.groups.membersOf(g)) > 0 {
 				asked++
 				l := b.link()
 				g.ask(l, now, func(*consumerState) { g.putMark(l) })
@@ -166,7 +166,7 @@ func (g *group) due(now int64) bool {
 
 // putMark stores how far a group in memory is. It does not block.
 func (g *group) putMark(l *link) {
-	if !g.memory || g.deleted.Load() || len(g.bus.membersOf(g)) == 0 {
+	if !g.memory || g.deleted.Load() || len(g.bus.groups.membersOf(g)) == 0 {
 		return
 	}
 	g.mu.Lock()
@@ -225,7 +225,7 @@ func (g *group) storeLastMark(ctx context.Context, l *link) {
 			return
 		}
 	}
-	g.bus.records.keepMark(subject, g.mark(g.bus.resumeAt(g)-1, true))
+	g.bus.records.keepMark(subject, g.mark(g.bus.groups.resumeAt(g)-1, true))
 }
 
 // askFloor asks up to which event all is settled.
@@ -313,9 +313,9 @@ func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *genera
 		s.seq, err = j.start(ctx, t, state)
 		return s, err
 	}
-	if live := b.liveGroup(t, ptr.Consumer); live != nil {
+	if live := b.groups.liveGroup(t, ptr.Consumer); live != nil {
 		// its members here have not noticed yet
-		s.seq, s.maker, s.goesOn = min(b.resumeAt(live), state.LastSeq+1), live.maker, true
+		s.seq, s.maker, s.goesOn = min(b.groups.resumeAt(live), state.LastSeq+1), live.maker, true
 		return s, nil
 	}
 	m, err := b.records.mark(ctx, t, j.group)

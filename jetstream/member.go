@@ -128,7 +128,7 @@ func (m *member) close(gracefully bool) {
 		in.forgotten = true
 		in.ended(in.pulls)
 		_ = in.sub.Unsubscribe() // fails only when the connection is closed
-	case in.left > 0 && m.sub.link.clustered() && m.sub.bus.linger(in, m.lost):
+	case in.left > 0 && m.sub.link.clustered() && m.sub.bus.lingering.linger(in, m.lost):
 	default:
 		in.ended(in.pulls)
 		_ = in.sub.Drain() // the same
@@ -146,7 +146,7 @@ func (in *inbox) ended(n int) {
 func (in *inbox) arrived(n int) {
 	if in.left -= n; in.left <= 0 && in.until > 0 {
 		in.ended(in.pulls)
-		in.m.sub.bus.endLingering(in)
+		in.m.sub.bus.lingering.endLingering(in)
 	}
 }
 
@@ -171,7 +171,7 @@ func (s *Subscription) refillAt(now int64) {
 	}
 	// Who holds nothing may always ask for its share, so that those who do not take what is theirs
 	// stop nobody else.
-	if s.heldBytes > 0 && s.keeper.waits() == 0 && s.bus.held.Load() >= int64(s.bus.limits.HeldTotal) {
+	if s.heldBytes > 0 && s.keeper.waits() == 0 && s.bus.subscriptions.held.Load() >= int64(s.bus.limits.HeldTotal) {
 		s.bus.obs.LimitReached("held_total")
 		s.schedule(now + int64(heldRetry))
 		return
@@ -227,7 +227,7 @@ func (m *member) refill(now int64) {
 
 func (m *member) pull(batch int, now int64) {
 	s := m.sub
-	bytes := s.bus.pullBytes()
+	bytes := s.bus.subscriptions.pullBytes()
 	if m.large {
 		batch, bytes = 1, int(s.link.nc.MaxPayload())+payloadMargin
 	}
@@ -263,9 +263,9 @@ func (l *link) pullExpires() time.Duration {
 }
 
 // pullBytes is the most that one pull may bring: a subscription's share of what the hub may hold.
-func (b *Bus) pullBytes() int {
-	share := b.limits.HeldTotal / int(max(b.subCount.Load(), 1))
-	return min(max(share, minPull), b.limits.HeldBytes)
+func (r *subscriptionRegistry) pullBytes() int {
+	share := r.limits.HeldTotal / int(max(r.count.Load(), 1))
+	return min(max(share, minPull), r.limits.HeldBytes)
 }
 
 // receive takes what the server sends to the inbox: events, and the ends of pulls.
@@ -664,7 +664,7 @@ func (m *member) reattach(deleted bool) {
 	s.drop(func(d *Delivery) bool { return d.m == m })
 	m.leaveSeat()
 	s.wg.Go(func() {
-		start := s.bus.resumeAt(old)
+		start := s.bus.groups.resumeAt(old)
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 			g, queue, err := m.rejoin(was, start, deleted)
 			if errors.Is(err, errGroupDeleted) {
@@ -678,7 +678,7 @@ func (m *member) reattach(deleted bool) {
 			s.mu.Lock()
 			if err == nil || s.stopped {
 				if err == nil {
-					s.bus.addMember(g, s)
+					s.bus.groups.addMember(g, s)
 					m.group = g
 				}
 				m.attaching = false
@@ -696,7 +696,7 @@ func (m *member) reattach(deleted bool) {
 				}
 				s.mu.Unlock()
 				if err == nil {
-					s.bus.unshare(old, s)
+					s.bus.groups.unshare(old, s)
 				}
 				return
 			}
@@ -729,12 +729,12 @@ func (s *Subscription) reset(m *member, topic, why string) {
 // no member's hands at one moment, and not unsettled at the next, so resumeAt looks again until
 // nothing arrives: for at most arrivalWait. After that it names the ack floor, behind which what
 // was settled comes again.
-func (b *Bus) resumeAt(g *group) uint64 {
-	for end := b.clock.now() + int64(arrivalWait); ; {
+func (r *groupRegistry) resumeAt(g *group) uint64 {
+	for end := r.clock.now() + int64(arrivalWait); ; {
 		g.mu.Lock()
 		before, arriving := g.track.arrivals, g.arriving.Load()
 		g.mu.Unlock()
-		oldest := b.oldestHeld(g)
+		oldest := r.oldestHeld(g)
 		g.mu.Lock()
 		at, safe := g.track.resumeAt(oldest), g.track.safe()
 		quiet := arriving == 0 && g.track.arrivals == before
@@ -742,7 +742,7 @@ func (b *Bus) resumeAt(g *group) uint64 {
 		switch {
 		case quiet:
 			return at
-		case b.clock.now() > end:
+		case r.clock.now() > end:
 			return safe
 		}
 		<-time.After(time.Millisecond)
@@ -750,9 +750,9 @@ func (b *Bus) resumeAt(g *group) uint64 {
 }
 
 // oldestHeld is the sequence of the oldest event that a member on this hub holds, or 0.
-func (b *Bus) oldestHeld(g *group) uint64 {
+func (r *groupRegistry) oldestHeld(g *group) uint64 {
 	oldest := uint64(0)
-	for _, s := range b.membersOf(g) {
+	for _, s := range r.membersOf(g) {
 		s.mu.Lock()
 		for _, d := range s.out {
 			if d.group == g && (oldest == 0 || d.seq < oldest) {

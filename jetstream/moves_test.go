@@ -233,17 +233,17 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 				// who watches the generations cannot tell the hub's subscriptions
 				m.did["deaf"]++
 				deaf = hubs[random.IntN(2)].bus
-				deaf.subMu.Lock()
+				deaf.subscriptions.mu.Lock()
 				// Then members are full: a pull that waits would tell of a move.
 				if full := publish(60); !full {
-					deaf.subMu.Unlock()
+					deaf.subscriptions.mu.Unlock()
 					return
 				}
 			}
 			m.move(g, random, ids, times)
 			if deaf != nil {
 				<-time.After(200 * time.Millisecond)
-				deaf.subMu.Unlock()
+				deaf.subscriptions.mu.Unlock()
 			}
 		}
 	}

@@ -127,7 +127,7 @@ func (o *orderedGroup) enter(p *spot) {
 	if !o.running {
 		o.running = true
 		o.bus.owners.add(o)
-		o.bus.share(o.group) // until run ends: those who come meanwhile find this ordering
+		o.bus.groups.share(o.group) // until run ends: those who come meanwhile find this ordering
 		o.bus.orderings.Go(o.run)
 	}
 	o.kick()
@@ -208,7 +208,7 @@ func (o *orderedGroup) occupied() bool {
 
 // run owns the group, or has its members served by the hub that does, while it has members here.
 func (o *orderedGroup) run() {
-	defer o.bus.unshare(o.group, nil)
+	defer o.bus.groups.unshare(o.group, nil)
 	for o.occupied() {
 		pause, err := o.turn()
 		switch {

@@ -356,24 +356,24 @@ func (w *owner) subscribe(order uint64, window int) error {
 	s.ctx, s.cancel = context.WithCancel(b.ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
-	w.sub, w.main = s, &member{sub: s, group: b.share(w.group), obs: nopObserver{}}
+	w.sub, w.main = s, &member{sub: s, group: b.groups.share(w.group), obs: nopObserver{}}
 	s.members = []*member{w.main}
-	b.addMember(w.main.group, s)
+	b.groups.addMember(w.main.group, s)
 	w.count.mu.Lock()
 	w.count.last, w.count.holes = order, 0
 	w.count.mu.Unlock()
 	w.removing.Lock()
 	w.lostOnes = nil
 	w.removing.Unlock()
-	b.subMu.Lock()
-	closed := b.subs == nil
+	b.subscriptions.mu.Lock()
+	closed := b.subscriptions.all == nil
 	if !closed {
-		b.subs[s] = struct{}{}
-		b.subCount.Add(1)
+		b.subscriptions.all[s] = struct{}{}
+		b.subscriptions.count.Add(1)
 	}
-	b.subMu.Unlock()
+	b.subscriptions.mu.Unlock()
 	if closed {
-		b.unshare(w.main.group, s)
+		b.groups.unshare(w.main.group, s)
 		s.cancel()
 		return ErrClosed
 	}
@@ -394,7 +394,7 @@ func (w *owner) joinQueue(ctx context.Context) {
 
 // verify has the members of this hub and others look whether the consumer exists.
 func (w *owner) verify() {
-	for _, s := range w.bus.membersOf(w.group) {
+	for _, s := range w.bus.groups.membersOf(w.group) {
 		s.mu.Lock()
 		for _, m := range s.members {
 			if m.group == w.group && m.seat != nil {

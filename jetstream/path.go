@@ -151,9 +151,9 @@ func (p *path) change(f func([]settlement) []settlement) {
 	p.mu.Unlock()
 	switch {
 	case !before && after:
-		p.group.bus.keeps(p.group, 1)
+		p.group.bus.groups.keeps(p.group, 1)
 	case before && !after:
-		p.group.bus.keeps(p.group, -1)
+		p.group.bus.groups.keeps(p.group, -1)
 	}
 }
 
@@ -246,7 +246,7 @@ func (b *Bus) probePaths() {
 		for _, l := range b.links {
 			l.probe(now)
 		}
-		b.eachGroup(func(g *group) {
+		b.groups.eachGroup(func(g *group) {
 			for i := range g.paths {
 				g.paths[i].turnAcks(now)
 				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 {
@@ -254,7 +254,7 @@ func (b *Bus) probePaths() {
 				}
 			}
 		})
-		b.eachKeeping(func(g *group) {
+		b.groups.eachKeeping(func(g *group) {
 			for i := range g.paths {
 				if p := &g.paths[i]; p.keeps() {
 					p.dropLate()

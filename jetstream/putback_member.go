@@ -41,7 +41,7 @@ func (m *member) takeQueue(queue string) {
 				}
 				s.mu.Unlock()
 				if err == nil && !joined {
-					s.bus.unshare(g, s)
+					s.bus.groups.unshare(g, s)
 				}
 				return
 			}
@@ -90,7 +90,7 @@ func (s *Subscription) addQueue(main *member, g *group) {
 		q.obs = s.bus.obs.Group(g.topic.name, s.group, s.opts.GroupTTL > 0)
 	}
 	s.members = append(slices.Clone(s.members), q)
-	s.bus.addMember(g, s)
+	s.bus.groups.addMember(g, s)
 	if s.running() {
 		q.open()
 		s.refill()
@@ -109,7 +109,7 @@ func (s *Subscription) leaveQueue(main *member) {
 	s.drop(func(d *Delivery) bool { return d.m == q })
 	s.members = slices.Delete(slices.Clone(s.members), i, i+1)
 	q.obs.Close()
-	s.bus.unshare(q.group, s)
+	s.bus.groups.unshare(q.group, s)
 }
 
 // requeue looks for the queue anew whose consumer is gone. s.mu is held.

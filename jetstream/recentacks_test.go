@@ -193,5 +193,5 @@ func TestAcksForAConsumerThatIsGone(t *testing.T) {
 		t.Fatal("nothing is kept")
 	}
 	eventually(t, "nothing is kept any more", func() bool { return !g.paths[0].keeps() })
-	b.eachKeeping(func(*group) { t.Error("a group is asked for") })
+	b.groups.eachKeeping(func(*group) { t.Error("a group is asked for") })
 }

@@ -68,7 +68,7 @@ func (r *returns) run(b *Bus) {
 			return
 		}
 		if !lost {
-			b.noteMany(next)
+			b.records.noteMany(next)
 		}
 		r.send(b, next)
 	}
@@ -166,13 +166,13 @@ func (g *group) sparedSubject() string {
 
 // noteMany notes that no client had the events, before they are given back. While the bucket does
 // not answer and the events are still the hub's, they wait.
-func (b *Bus) noteMany(back returned) {
+func (r *records) noteMany(back returned) {
 	var err error
-	for began := b.clock.now(); ; {
+	for began := r.clock.now(); ; {
 		var left []*Delivery
-		if left, err = b.tryNoteMany(back); err == nil {
+		if left, err = r.tryNoteMany(back); err == nil {
 			for _, d := range left {
-				b.records.noteSpared(back.s.link, spareNote{d.attemptsSubject(), note{spared: d.spared + 1}}, func(bool) {})
+				r.noteSpared(back.s.link, spareNote{d.attemptsSubject(), note{spared: d.spared + 1}}, func(bool) {})
 			}
 			return
 		}
@@ -181,24 +181,24 @@ func (b *Bus) noteMany(back returned) {
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
-		case <-b.ctx.Done():
+		case <-r.ctx.Done():
 			return
 		}
 	}
-	b.log.Debug("failed to note deliveries that no client had", slog.Any("error", err))
+	r.log.Debug("failed to note deliveries that no client had", slog.Any("error", err))
 	for _, d := range back.ds {
-		b.records.keepNote(spareNote{d.attemptsSubject(), note{spared: d.spared + 1}})
+		r.keepNote(spareNote{d.attemptsSubject(), note{spared: d.spared + 1}})
 	}
 }
 
 // tryNoteMany adds the events to the entry about many, unless another hub does so at this moment.
 // It returns those for which the entry has no room.
-func (b *Bus) tryNoteMany(back returned) (left []*Delivery, err error) {
-	ctx, cancel := context.WithTimeout(b.ctx, noteWait)
+func (r *records) tryNoteMany(back returned) (left []*Delivery, err error) {
+	ctx, cancel := context.WithTimeout(r.ctx, noteWait)
 	defer cancel()
 	g, l := back.g, back.s.link
 	subject := g.sparedSubject()
-	reply, err := l.request(ctx, b.api+"STREAM.MSG.GET.KV_"+attemptsBucket, []byte(`{"last_by_subj":"`+subject+`"}`))
+	reply, err := l.request(ctx, r.api+"STREAM.MSG.GET.KV_"+attemptsBucket, []byte(`{"last_by_subj":"`+subject+`"}`))
 	if err != nil {
 		return nil, err
 	}
@@ -231,8 +231,8 @@ func (b *Bus) tryNoteMany(back returned) (left []*Delivery, err error) {
 	if _, err := parsePubAck(reply.Data, "KV_"+attemptsBucket); keyChanged(err) {
 		return nil, err
 	} else if err != nil { // asking again would not help: the deliveries count as attempts
-		b.obs.LimitReached("attempts_bucket")
-		b.log.Debug("failed to note deliveries that no client had", slog.Any("error", err))
+		r.obs.LimitReached("attempts_bucket")
+		r.log.Debug("failed to note deliveries that no client had", slog.Any("error", err))
 	}
 	return left, nil
 }

@@ -85,7 +85,7 @@ func (g Group) move(ctx context.Context, to Position, how moveOptions) (moved Mo
 			continue
 		}
 		if err == nil && left != nil {
-			err = b.awaitFence(ctx, left)
+			err = b.records.awaitFence(ctx, left)
 		}
 		return moved, err
 	}
@@ -155,7 +155,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		return moved, nil, err
 	}
 	if how.counts {
-		if moved, err = b.effect(taken.ctx, t, taken.info, taken.to); err != nil { //nolint:contextcheck // made of ctx
+		if moved, err = b.records.effect(taken.ctx, t, taken.info, taken.to); err != nil { //nolint:contextcheck // made of ctx
 			taken.end(false)
 			return moved, nil, err
 		}
@@ -177,25 +177,25 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 
 // awaitFence deletes the consumer of a generation that was left, and waits until no hub begins a
 // lease of it any more.
-func (b *Bus) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) error {
+func (r *records) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) error {
 	unsure := func(err error) error {
 		return &Error{Code: CodeOverloaded, Msg: "the group was moved, but members may still be given events that were fetched before: repeat the request to be sure", Err: err}
 	}
 	_, err := again(ctx, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, b.js.DeleteConsumer(ctx, left.Stream, left.Name)
+		return struct{}{}, r.js.DeleteConsumer(ctx, left.Stream, left.Name)
 	})
 	if err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return unsure(fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", left.Name, left.Stream, err))
 	}
 	f := newFence(max(left.Config.AckWait, time.Second))
-	wait := time.NewTimer(min(f.fresh, b.cfg.moveWait) + fenceSlack)
+	wait := time.NewTimer(min(f.fresh, r.cfg.moveWait) + fenceSlack)
 	defer wait.Stop()
 	select {
 	case <-wait.C:
 		return nil
 	case <-ctx.Done():
 		return unsure(ctx.Err())
-	case <-b.ctx.Done():
+	case <-r.ctx.Done():
 		return ErrClosed
 	}
 }
@@ -222,7 +222,7 @@ func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position
 		if info == nil {
 			return aim{}, ErrNotFound
 		}
-		seq, err := b.stepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
+		seq, err := b.records.stepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
 		return aim{start: seq}, err
 	case atBookmark:
 		return b.records.aimAtBookmark(ctx, t, group, to.id, state)
@@ -244,17 +244,17 @@ func floorOf(info *natsjs.ConsumerInfo) uint64 {
 
 // stepBack returns the sequence of the event that is n events before the first one behind floor, or
 // of the first event if there are fewer.
-func (b *Bus) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state natsjs.StreamState) (uint64, error) {
+func (r *records) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state natsjs.StreamState) (uint64, error) {
 	first := max(state.FirstSeq, 1)
 	if floor < first {
 		return floor + 1, nil
 	}
-	behind, err := b.records.countFrom(ctx, t, floor+1)
+	behind, err := r.countFrom(ctx, t, floor+1)
 	if err != nil {
 		return 0, err
 	}
 	enough := func(seq uint64) (bool, error) { // n events or more are in seq..floor
-		count, err := b.records.countFrom(ctx, t, seq)
+		count, err := r.countFrom(ctx, t, seq)
 		return count >= behind+n, err
 	}
 	low, high := first, floor+1 // the answer is in low..high; high has too few
@@ -309,20 +309,20 @@ func (r *records) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint
 
 // between counts the events of a topic in from..to. sure is false when the topic changed meanwhile
 // again and again.
-func (b *Bus) between(ctx context.Context, t *topicInfo, from, to uint64) (n uint64, sure bool, err error) {
+func (r *records) between(ctx context.Context, t *topicInfo, from, to uint64) (n uint64, sure bool, err error) {
 	if from > to {
 		return 0, true, nil
 	}
 	for range 3 {
-		before, err := b.records.countFrom(ctx, t, to+1)
+		before, err := r.countFrom(ctx, t, to+1)
 		if err != nil {
 			return 0, false, err
 		}
-		all, err := b.records.countFrom(ctx, t, from)
+		all, err := r.countFrom(ctx, t, from)
 		if err != nil {
 			return 0, false, err
 		}
-		after, err := b.records.countFrom(ctx, t, to+1)
+		after, err := r.countFrom(ctx, t, to+1)
 		if err != nil {
 			return 0, false, err
 		}
@@ -335,7 +335,7 @@ func (b *Bus) between(ctx context.Context, t *topicInfo, from, to uint64) (n uin
 }
 
 // effect computes what a move does to a group as its consumer is: nil for a group that is new.
-func (b *Bus) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
+func (r *records) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
 	if info == nil {
 		return Moved{}, nil
 	}
@@ -343,7 +343,7 @@ func (b *Bus) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInf
 	newest := max(info.Delivered.Stream, floor) // behind it, nothing was delivered
 	pending := uint64(max(info.NumAckPending, 0))
 	count := func(m *Moved, from, upTo uint64) (uint64, error) {
-		n, sure, err := b.between(ctx, t, from, upTo)
+		n, sure, err := r.between(ctx, t, from, upTo)
 		m.AtMost = m.AtMost || !sure
 		return n, err
 	}

@@ -46,7 +46,7 @@ func (b *Bus) lookForStuck() {
 		case <-tick.C:
 		}
 		now, asked := b.clock.now(), 0
-		b.eachGroup(func(g *group) {
+		b.groups.eachGroup(func(g *group) {
 			l, since := g.waits()
 			if since == 0 || b.clock.stalled(now) {
 				g.flows("nothing is asked for")
@@ -63,7 +63,7 @@ func (b *Bus) lookForStuck() {
 // waits returns since when a member of this hub has waited for an event for which it has credit,
 // and the link over which it has asked; 0 if none waits.
 func (g *group) waits() (l *link, since int64) {
-	for _, s := range g.bus.membersOf(g) {
+	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
 		for _, m := range s.members {
 			if m.group == g && m.waits != 0 && m.requested > 0 && s.running() && s.link.up.Load() && (since == 0 || m.waits < since) {
@@ -77,7 +77,7 @@ func (g *group) waits() (l *link, since int64) {
 
 // askedSince reports whether a member has sent a request for events between the two times.
 func (g *group) askedSince(from, to int64) bool {
-	for _, s := range g.bus.membersOf(g) {
+	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
 		for _, m := range s.members {
 			if m.group == g && m.requested > 0 && from <= m.pulled && m.pulled <= to {
@@ -132,10 +132,10 @@ func (g *group) answered(l *link, sent int64, state *consumerState) {
 
 // seen takes what the server has said to another. It spares questions, and tells of no group alone
 // that it is stuck.
-func (b *Bus) seen(info *natsjs.ConsumerInfo) {
-	b.groupMu.Lock()
-	g := b.groups[info.Stream+"."+info.Name]
-	b.groupMu.Unlock()
+func (r *groupRegistry) seen(info *natsjs.ConsumerInfo) {
+	r.mu.Lock()
+	g := r.byKey[info.Stream+"."+info.Name]
+	r.mu.Unlock()
 	if g == nil || !g.created.Equal(native.ConsumerMade(info)) {
 		return
 	}
@@ -143,7 +143,7 @@ func (b *Bus) seen(info *natsjs.ConsumerInfo) {
 		at: info.TimeStamp, delivered: info.Delivered.Consumer, newest: info.Delivered.Stream, asks: info.NumWaiting,
 		waiting: info.NumPending > 0 && !info.Paused && (info.Config.MaxAckPending <= 0 || info.NumAckPending < info.Config.MaxAckPending),
 	}
-	now := b.clock.now()
+	now := r.clock.now()
 	if !state.waiting {
 		g.judge(now, state)
 		return
@@ -151,7 +151,7 @@ func (b *Bus) seen(info *natsjs.ConsumerInfo) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stuck.began == 0 { // lookForStuck asks
-		g.stuck.asked = now - int64(b.limits.StuckAfter)
+		g.stuck.asked = now - int64(r.limits.StuckAfter)
 	}
 }
 
@@ -216,7 +216,7 @@ func (g *group) declare(state stuckState) {
 
 // askAgain has members ask for events anew of whose request the server does not know.
 func (g *group) askAgain(now int64) {
-	for _, s := range g.bus.membersOf(g) {
+	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
 		for _, m := range s.members {
 			if m.group == g && m.waits != 0 && m.requested > 0 && s.running() && now-m.pulled > int64(stuckPrompt) {
@@ -253,10 +253,10 @@ func (g *group) flowing(why string) {
 }
 
 // stuckSince is since when this hub knows that the group is stuck; the zero time if it is not.
-func (b *Bus) stuckSince(info *natsjs.ConsumerInfo) time.Time {
-	b.groupMu.Lock()
-	g := b.groups[info.Stream+"."+info.Name]
-	b.groupMu.Unlock()
+func (r *groupRegistry) stuckSince(info *natsjs.ConsumerInfo) time.Time {
+	r.mu.Lock()
+	g := r.byKey[info.Stream+"."+info.Name]
+	r.mu.Unlock()
 	if g == nil || !g.created.Equal(native.ConsumerMade(info)) {
 		return time.Time{}
 	}
@@ -265,5 +265,5 @@ func (b *Bus) stuckSince(info *natsjs.ConsumerInfo) time.Time {
 	if g.stuck.since == 0 {
 		return time.Time{}
 	}
-	return b.clock.at(g.stuck.since)
+	return r.clock.at(g.stuck.since)
 }

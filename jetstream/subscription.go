@@ -194,7 +194,7 @@ type Subscription struct {
 	// have ended.
 	custody  []*Delivery
 	lastCame int64
-	inboxes  int // that linger; guarded by Bus.lingering
+	inboxes  int // that linger; guarded by lingering.mu
 
 	returning gate // what is about to be given back
 
@@ -255,7 +255,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 	s.ctx, s.cancel = context.WithCancel(b.ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
-	err := b.reserve()
+	err := b.subscriptions.reserve()
 	if err == nil && opts.Handles {
 		err = b.handles.keys.ensure(ctx)
 	}
@@ -270,7 +270,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 		err = s.join(ctx, names[i], starts[i])
 	}
 	if err == nil {
-		err = b.register(s)
+		err = b.subscriptions.register(s)
 	}
 	if err != nil {
 		s.mu.Lock()
@@ -283,7 +283,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 			s.mu.Lock()
 			m.leaveSeat()
 			s.mu.Unlock()
-			b.unshare(m.group, s)
+			b.groups.unshare(m.group, s)
 		}
 		return nil, err
 	}
@@ -312,7 +312,7 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 	m.takeSeat()
 	s.mu.Unlock()
 	// from now on, other members' questions come to this one, too
-	s.bus.addMember(g, s)
+	s.bus.groups.addMember(g, s)
 	if err := g.noteSeen(ctx); err != nil { // before others remove what the group is to be given
 		return s.bus.unavailable(err)
 	}
@@ -320,42 +320,42 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 }
 
 // reserve refuses a subscription before anything is made for it. register looks again.
-func (b *Bus) reserve() error {
-	b.subMu.Lock()
-	defer b.subMu.Unlock()
-	return b.checkSubscriptionLimit()
+func (r *subscriptionRegistry) reserve() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.checkSubscriptionLimit()
 }
 
-func (b *Bus) checkSubscriptionLimit() error {
-	if b.subs == nil {
+func (r *subscriptionRegistry) checkSubscriptionLimit() error {
+	if r.all == nil {
 		return ErrClosed
 	}
-	if len(b.subs) >= b.limits.Subscriptions {
-		b.obs.LimitReached("subscriptions")
-		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub has %d subscriptions open, which is its limit", b.limits.Subscriptions)}
+	if len(r.all) >= r.limits.Subscriptions {
+		r.obs.LimitReached("subscriptions")
+		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub has %d subscriptions open, which is its limit", r.limits.Subscriptions)}
 	}
 	return nil
 }
 
 // register makes a finished subscription known to those who end and restart subscriptions.
-func (b *Bus) register(s *Subscription) error {
-	b.subMu.Lock()
-	defer b.subMu.Unlock()
-	if err := b.checkSubscriptionLimit(); err != nil {
+func (r *subscriptionRegistry) register(s *Subscription) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.checkSubscriptionLimit(); err != nil {
 		return err
 	}
-	b.subs[s] = struct{}{}
-	b.subCount.Add(1)
-	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
+	r.all[s] = struct{}{}
+	r.count.Add(1)
+	r.obs.Gauge(GaugeSubscriptions, float64(len(r.all)))
 	return nil
 }
 
-func (b *Bus) unregister(s *Subscription) {
-	b.subMu.Lock()
-	defer b.subMu.Unlock()
-	delete(b.subs, s)
-	b.subCount.Add(-1)
-	b.obs.Gauge(GaugeSubscriptions, float64(len(b.subs)))
+func (r *subscriptionRegistry) unregister(s *Subscription) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.all, s)
+	r.count.Add(-1)
+	r.obs.Gauge(GaugeSubscriptions, float64(len(r.all)))
 }
 
 // Done is closed when the subscription begins to end, or its bus does: a handler may wait for it.
@@ -561,7 +561,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 			s.workers.stop()
 		}
 		s.wg.Wait()
-		s.bus.unregister(s)
+		s.bus.subscriptions.unregister(s)
 		err = s.settleAll(ctx)
 		marking, cancel := context.WithTimeout(ctx, settleWait)
 		defer cancel()
@@ -570,7 +570,7 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 			s.mu.Lock()
 			m.leaveSeat()
 			s.mu.Unlock()
-			s.bus.unshare(m.group, s)
+			s.bus.groups.unshare(m.group, s)
 			m.group.storeLastMark(marking, s.link)
 			_ = m.group.noteSeen(marking) // else the time counts from the last note
 		}

@@ -64,7 +64,7 @@ func (g *group) letGo() heldAnswer {
 	a := heldAnswer{Held: []uint64{}, Tried: []seqTries{}, Acked: g.keptAcks()}
 	now := g.bus.clock.now()
 	var unseen []*Delivery
-	for _, s := range g.bus.membersOf(g) {
+	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
 		for _, d := range s.out {
 			if d.group != g {
@@ -210,7 +210,7 @@ func (h *hubsAnswer) triesOf(unsettled []uint64, exact bool, before []seqTries) 
 func (b *Bus) askToLetGo(ctx context.Context, t *topicInfo, consumer string) (*hubsAnswer, error) {
 	all := &hubsAnswer{held: make(map[uint64]struct{}), acked: make(map[uint64]struct{}), tried: make(map[uint64]uint64)}
 	q := heldQuestion{Held: t.stream.name + "." + consumer, LetGo: true}
-	err := b.askHubs(ctx, q, letGoWait, func(answer []byte) bool {
+	err := b.records.askHubs(ctx, q, letGoWait, func(answer []byte) bool {
 		var a heldAnswer
 		all.hubs++
 		if json.Unmarshal(answer, &a) != nil {
@@ -327,7 +327,7 @@ func (b *Bus) refusals(ctx context.Context, t *topicInfo, info *natsjs.ConsumerI
 		return nil, err
 	}
 	prefix := "$JS.ACK." + t.stream.name + "." + info.Name + "."
-	if live := b.liveGroup(t, info.Name); live != nil {
+	if live := b.groups.liveGroup(t, info.Name); live != nil {
 		prefix = live.acksPrefix()
 	}
 	refuse := strconv.AppendInt([]byte(`-NAK {"delay":`), int64(info.Config.AckWait), 10)

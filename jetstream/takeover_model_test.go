@@ -130,7 +130,7 @@ func (m *repairsModel) settle(held *Held, random *rand.Rand) {
 func (m *repairsModel) confirm(hubs []*movesHub) {
 	sure := true
 	for _, h := range hubs {
-		h.bus.eachGroup(func(g *group) {
+		h.bus.groups.eachGroup(func(g *group) {
 			for _, l := range h.bus.links {
 				ctx, cancel := context.WithTimeout(context.Background(), wait)
 				if _, err := l.request(ctx, g.keepAliveSubject(), progress); err != nil {

@@ -76,9 +76,9 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.resting.mu.Lock()
-	clear(b.resting.byKey) // as if another hub had had the event
-	b.resting.mu.Unlock()
+	b.groups.resting.mu.Lock()
+	clear(b.groups.resting.byKey) // as if another hub had had the event
+	b.groups.resting.mu.Unlock()
 	publish(t, b, "behind", "fresh", "fresh too")
 	s, err := b.Subscribe(t.Context(), "behind", "g", SubscribeOptions{Paused: true}, func(h *Held) { k.ch <- h })
 	if err != nil {

@@ -70,7 +70,7 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 			t.Fatal(err)
 		}
 		g := k.sub.members[0].group
-		at := b.resumeAt(g)
+		at := b.groups.resumeAt(g)
 		g.mu.Lock()
 		last := g.track.lastSeq
 		g.mu.Unlock()
@@ -204,7 +204,7 @@ func TestAMemberJoinsWhileOthersAreAsked(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				for _, s := range b.membersOf(g) { // as askIdle does
+				for _, s := range b.groups.membersOf(g) { // as askIdle does
 					s.idle(g, 0)
 				}
 			}
