@@ -247,31 +247,6 @@ func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
 	return err == nil && (mark.Deleted && mark.Stream.Equal(s.created) || s.deleted.Load()), err
 }
 
-// topicDeleted has this hub forget a stream that is deleted, and its members look.
-func (r *subscriptionRegistry) topicDeleted(name string, created time.Time) {
-	r.streams.topics.mu.RLock()
-	s := r.streams.topics.streams[name]
-	r.streams.topics.mu.RUnlock()
-	if s != nil && s.created.Equal(created) {
-		r.streams.forget(s)
-	}
-	r.eachSubscription(func(s *Subscription) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for _, m := range s.members {
-			if at := m.group.topic.stream; at.name == name && at.created.Equal(created) {
-				at.deleted.Store(true)
-				m.reattach(true)
-			}
-		}
-	})
-}
-
-// groupMoved tells this hub's members of a group that the group was moved.
-func (r *subscriptionRegistry) groupMoved(key string, g *generation) {
-	r.eachSubscription(func(s *Subscription) { s.moved(key, g) })
-}
-
 // follow tells this hub's members when their group was moved, until the bus closes.
 func (p *generations) follow() {
 	// After an interruption, all generations are read: one may have been missed.

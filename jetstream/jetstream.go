@@ -385,33 +385,6 @@ func (c *core) connected() bool {
 	return true
 }
 
-// eachSubscription calls f for those open now, without holding the lock.
-func (r *subscriptionRegistry) eachSubscription(f func(*Subscription)) {
-	r.mu.Lock()
-	subs := make([]*Subscription, 0, len(r.all))
-	for s := range r.all {
-		subs = append(subs, s)
-	}
-	r.mu.Unlock()
-	for _, s := range subs {
-		f(s)
-	}
-}
-
-// lastSubscriptions returns those open now and lets no other begin.
-func (r *subscriptionRegistry) lastSubscriptions() []*Subscription {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	last := make([]*Subscription, 0, len(r.all))
-	for s := range r.all {
-		if s.keeper == nil { // those end with their ordering
-			last = append(last, s)
-		}
-	}
-	r.all = nil
-	return last
-}
-
 // Close ends all subscriptions and gives their leases back. It waits for running handlers, and up
 // to 3 s for publishes in flight. It then closes the connections and Config.Server. Close may be
 // called twice, and returns nil.

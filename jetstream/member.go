@@ -262,12 +262,6 @@ func (l *link) pullExpires() time.Duration {
 	return pullExpires
 }
 
-// pullBytes is the most that one pull may bring: a subscription's share of what the hub may hold.
-func (r *subscriptionRegistry) pullBytes() int {
-	share := r.limits.HeldTotal / int(max(r.count.Load(), 1))
-	return min(max(share, minPull), r.limits.HeldBytes)
-}
-
 // receive takes what the server sends to the inbox: events, and the ends of pulls.
 func (in *inbox) receive(msg *nats.Msg) {
 	if msg.Reply == "" {

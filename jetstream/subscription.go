@@ -3,7 +3,6 @@ package jetstream
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -317,45 +316,6 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 		return s.bus.unavailable(err)
 	}
 	return nil
-}
-
-// reserve refuses a subscription before anything is made for it. register looks again.
-func (r *subscriptionRegistry) reserve() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.checkSubscriptionLimit()
-}
-
-func (r *subscriptionRegistry) checkSubscriptionLimit() error {
-	if r.all == nil {
-		return ErrClosed
-	}
-	if len(r.all) >= r.limits.Subscriptions {
-		r.obs.LimitReached("subscriptions")
-		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub has %d subscriptions open, which is its limit", r.limits.Subscriptions)}
-	}
-	return nil
-}
-
-// register makes a finished subscription known to those who end and restart subscriptions.
-func (r *subscriptionRegistry) register(s *Subscription) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.checkSubscriptionLimit(); err != nil {
-		return err
-	}
-	r.all[s] = struct{}{}
-	r.count.Add(1)
-	r.obs.Gauge(GaugeSubscriptions, float64(len(r.all)))
-	return nil
-}
-
-func (r *subscriptionRegistry) unregister(s *Subscription) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.all, s)
-	r.count.Add(-1)
-	r.obs.Gauge(GaugeSubscriptions, float64(len(r.all)))
 }
 
 // Done is closed when the subscription begins to end, or its bus does: a handler may wait for it.
