@@ -19,8 +19,9 @@ import (
 var blankLines = regexp.MustCompile(`\n\s*\n`)
 
 // exported returns the exported declarations of a package, without comments and bodies, and the
-// numbers of names and of methods. Methods that an exported type has from a type that it embeds,
-// and that is not exported, are methods of that type.
+// numbers of names and of methods. Names that repeat one of another package do not count. Methods
+// that an exported type has from a type that it embeds, and that is not exported, are methods of
+// that type.
 func exported(t *testing.T, files []string) (text string, names, methods int) {
 	t.Helper()
 	set := token.NewFileSet()
@@ -81,7 +82,9 @@ func exported(t *testing.T, files []string) (text string, names, methods int) {
 				}
 				whole := false // constants that take their value from their place
 				for _, spec := range decl.Specs {
-					names++
+					if !isAlias(spec) {
+						names++
+					}
 					if value, ok := spec.(*ast.ValueSpec); ok {
 						names += len(value.Names) - 1
 						whole = whole || decl.Tok == token.CONST && len(value.Values) == 0
@@ -99,6 +102,27 @@ func exported(t *testing.T, files []string) (text string, names, methods int) {
 	}
 	slices.Sort(decls)
 	return strings.Join(decls, ""), names, methods
+}
+
+// isAlias reports whether a declaration repeats a name of another package: that package has the
+// name, which counts once.
+func isAlias(spec ast.Spec) bool {
+	var name string
+	var of ast.Expr
+	switch spec := spec.(type) {
+	case *ast.TypeSpec:
+		if !spec.Assign.IsValid() {
+			return false
+		}
+		name, of = spec.Name.Name, spec.Type
+	case *ast.ValueSpec:
+		if len(spec.Names) != 1 || len(spec.Values) != 1 {
+			return false
+		}
+		name, of = spec.Names[0].Name, spec.Values[0]
+	}
+	other, ok := of.(*ast.SelectorExpr)
+	return ok && other.Sel.Name == name
 }
 
 // base returns the name of a type of this package, without what it is applied to.

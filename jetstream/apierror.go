@@ -6,6 +6,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // errorHead bounds where the error is in an answer: only the type of the answer precedes it.
@@ -22,7 +24,7 @@ var (
 func errorCode(m *nats.Msg) int {
 	switch {
 	case noResponders(m):
-		return NoResponders
+		return event.NoResponders
 	case m.Header != nil || bytes.HasPrefix(m.Data, pubAckHead) || !bytes.Contains(m.Data[:min(len(m.Data), errorHead)], errorField):
 		return 0
 	}

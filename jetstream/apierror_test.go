@@ -6,11 +6,13 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // errorCounts counts errors of JetStream.
 type errorCounts struct {
-	nopObserver
+	event.NopObserver
 	mu     sync.Mutex
 	counts map[int]int
 }
@@ -64,11 +66,11 @@ func TestJetStreamErrorsAreCounted(t *testing.T) {
 	if seen.of(10077) == 0 {
 		t.Error("a publish that a full stream refused was not counted")
 	}
-	before = seen.of(NoResponders)
+	before = seen.of(event.NoResponders)
 	if _, err := b.link().request(t.Context(), "nobody.listens", nil); err != nil {
 		t.Fatal(err)
 	}
-	if seen.of(NoResponders) == before {
+	if seen.of(event.NoResponders) == before {
 		t.Error("a question without responders was not counted")
 	}
 	if seen.of(12345) != 0 {

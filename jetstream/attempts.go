@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -593,7 +594,7 @@ func (r *records) askStored(l *link, bucket, subject string, then func(value []b
 		}
 		stored, err := parseStored(reply)
 		switch {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, event.ErrNotFound):
 			then(nil, nil)
 		case err != nil:
 			then(nil, err)

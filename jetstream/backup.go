@@ -18,6 +18,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -88,7 +89,7 @@ type backups struct {
 
 func newBackups(c *core, s *streams) *backups { return &backups{core: c, streams: s} }
 
-var errBackupRuns = &Error{Code: CodeOverloaded, Msg: "A backup is being made: try again later."}
+var errBackupRuns = &event.Error{Code: event.CodeOverloaded, Msg: "A backup is being made: try again later."}
 
 // enter begins a redrive.
 func (s *backups) enter() (leave func(), err error) {
@@ -108,7 +109,7 @@ func (s *backups) begin(ctx context.Context, k *backups) (end func(), err error)
 	deadline := time.Now().Add(movesWait)
 	for !s.moves.TryLock() {
 		if err = k.pause(ctx, positionPause); err == nil && time.Now().After(deadline) {
-			err = &Error{Code: CodeOverloaded, Msg: "A redrive of dead letters is running: try again when it has ended."}
+			err = &event.Error{Code: event.CodeOverloaded, Msg: "A redrive of dead letters is running: try again when it has ended."}
 		}
 		if err != nil {
 			s.running.Store(false)
@@ -131,10 +132,10 @@ var bookkeeping = []string{
 func (n NATS) Backup(ctx context.Context, w io.Writer, opts BackupOptions) error {
 	b := n.bus
 	if b.cfg.Server == nil {
-		return &Error{Code: CodeBadOptions, Msg: "This hub uses a NATS server of yours: back that up with the nats command (nats account backup)."}
+		return &event.Error{Code: event.CodeBadOptions, Msg: "This hub uses a NATS server of yours: back that up with the nats command (nats account backup)."}
 	}
 	if b.cfg.Server.InMemory() {
-		return &Error{Code: CodeBadOptions, Msg: "This hub keeps everything in memory: there is nothing to back up."}
+		return &event.Error{Code: event.CodeBadOptions, Msg: "This hub keeps everything in memory: there is nothing to back up."}
 	}
 	end, err := b.backups.begin(ctx, b.backups)
 	if err != nil {
@@ -281,7 +282,7 @@ func (m *backupMaker) positions(ctx context.Context, all, notes []*copiedStream)
 			return nil, nil, err
 		}
 	}
-	return nil, nil, &Error{Code: CodeOverloaded, Msg: "Groups are being moved all the time: try again later."}
+	return nil, nil, &event.Error{Code: event.CodeOverloaded, Msg: "Groups are being moved all the time: try again later."}
 }
 
 // stream copies a stream into an entry.
@@ -313,7 +314,7 @@ func (m *backupMaker) stream(ctx context.Context, s *copiedStream, consumers []k
 // gone explains an error about a stream that was deleted meanwhile.
 func (m *backupMaker) gone(err error) error {
 	if api, ok := errors.AsType[*natsjs.APIError](err); ok && api.ErrorCode == natsjs.JSErrCodeStreamNotFound || errors.Is(err, natsjs.ErrStreamNotFound) {
-		return &Error{Code: CodeOverloaded, Msg: "A topic was deleted while the backup was made: try again."}
+		return &event.Error{Code: event.CodeOverloaded, Msg: "A topic was deleted while the backup was made: try again."}
 	}
 	return err
 }

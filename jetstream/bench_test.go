@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
 )
@@ -82,7 +83,7 @@ func BenchmarkPublish(b *testing.B) {
 					if given {
 						opts.ID = fmt.Sprintf("%d-%d", client, i)
 					}
-					if err := p.PublishAsync(b.Context(), "bench", benchPayload, opts, func(_ Receipt, err error) {
+					if err := p.PublishAsync(b.Context(), "bench", benchPayload, opts, func(_ event.Receipt, err error) {
 						if err != nil {
 							failed.Add(1)
 						}
@@ -124,7 +125,7 @@ func BenchmarkDeliverAndAck(b *testing.B) {
 		b.Helper()
 		p := bus.NewPublisher()
 		for range b.N {
-			if err := p.PublishAsync(b.Context(), "bench", benchPayload, PublishOptions{}, func(_ Receipt, err error) {
+			if err := p.PublishAsync(b.Context(), "bench", benchPayload, PublishOptions{}, func(_ event.Receipt, err error) {
 				if err != nil {
 					b.Error(err)
 				}
@@ -220,7 +221,7 @@ func BenchmarkFanOut(b *testing.B) {
 			p := bus.NewPublisher()
 			b.ResetTimer()
 			for range b.N {
-				if err := p.PublishAsync(b.Context(), "bench", benchPayload, PublishOptions{}, func(Receipt, error) {}); err != nil {
+				if err := p.PublishAsync(b.Context(), "bench", benchPayload, PublishOptions{}, func(event.Receipt, error) {}); err != nil {
 					b.Fatal(err)
 				}
 			}

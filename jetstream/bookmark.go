@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -81,7 +82,7 @@ func gaps(floor, newest uint64, unsettled []uint64) (spans []seqSpan) {
 
 func validBookmark(name string) error {
 	if err := ValidGroup(name); err != nil || len(name) > maxBookmarkName {
-		return badOptions("the name of a bookmark is 1 to %d bytes of UTF-8 without control characters", maxBookmarkName)
+		return event.BadOptions("the name of a bookmark is 1 to %d bytes of UTF-8 without control characters", maxBookmarkName)
 	}
 	return nil
 }
@@ -108,17 +109,17 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 	}
 	if _, replaces := known[prefix+keyToken(name)]; !replaces && len(known) >= MaxBookmarks {
 		b.obs.LimitReached("bookmarks")
-		return Bookmark{}, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the group has %d bookmarks, which is the limit: delete one", MaxBookmarks)}
+		return Bookmark{}, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the group has %d bookmarks, which is the limit: delete one", MaxBookmarks)}
 	}
 	made, err := b.takeBookmark(ctx, t, m.group.name, &ptr)
 	// it may have been moved meanwhile
-	for try := 0; errors.Is(err, ErrNotFound) && try < 8; try++ {
+	for try := 0; errors.Is(err, event.ErrNotFound) && try < 8; try++ {
 		if t, ptr, err = m.group.pointer(ctx); err != nil {
 			return Bookmark{}, err
 		}
 		made, err = b.takeBookmark(ctx, t, m.group.name, &ptr)
 	}
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return Bookmark{}, err
 	}
 	if err != nil {
@@ -166,7 +167,7 @@ func (m Bookmarks) List(ctx context.Context) ([]Bookmark, error) {
 	var list []Bookmark
 	for subject := range known {
 		found, err := b.records.bookmark(ctx, t, m.group.name, tokenKey(strings.TrimPrefix(subject, prefix)))
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			continue
 		}
 		if err != nil {
@@ -211,8 +212,8 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 	if err == nil {
 		info, err = g.bus.records.groupConsumer(ctx, t, &ptr)
 	}
-	if errors.Is(err, ErrNotFound) {
-		return nil, ptr, nil, ErrNotFound
+	if errors.Is(err, event.ErrNotFound) {
+		return nil, ptr, nil, event.ErrNotFound
 	}
 	if err != nil {
 		return nil, ptr, nil, g.bus.unavailable(err)
@@ -223,15 +224,15 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 // bookmark reads a bookmark. One of a stream that was deleted and created again is none.
 func (r *records) bookmark(ctx context.Context, t *topicInfo, group, name string) (*bookmark, error) {
 	m, err := r.lastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
-	if errors.Is(err, ErrNotFound) {
-		return nil, ErrNotFound
+	if errors.Is(err, event.ErrNotFound) {
+		return nil, event.ErrNotFound
 	}
 	if err != nil {
 		return nil, r.unavailable(err)
 	}
 	var found bookmark
 	if err := json.Unmarshal(m.data, &found); err != nil || !found.Stream.Equal(t.stream.created) {
-		return nil, ErrNotFound // an unreadable bookmark says nothing
+		return nil, event.ErrNotFound // an unreadable bookmark says nothing
 	}
 	return &found, nil
 }
@@ -318,7 +319,8 @@ func (b *Bus) endShortPause(ctx context.Context, t *topicInfo, group, consumer s
 		return // the pause ends by itself
 	}
 	if ptr.Paused {
-		_ = b.records.pauseConsumer(ctx, t, consumer, pausedUntil) // who pauses the group does the same
+		// who pauses the group does the same
+		_ = b.records.pauseConsumer(ctx, t, consumer, pausedUntil)
 		return
 	}
 	_ = b.records.resumeConsumer(ctx, t, consumer) // as above

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // bucketTopic is where a bucket's stream says whose it is.
@@ -81,7 +83,7 @@ func (s *streams) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.S
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
 	info, err := s.findStream(ctx, t.bucket.stream)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		if info, err = s.createBucket(ctx, t, source); err != nil {
 			return 0, s.notMade(err)
 		}
@@ -91,7 +93,7 @@ func (s *streams) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.S
 		return 0, s.unavailable(err)
 	}
 	if t.bucket.foreign(t.name, t.stream.name, info) {
-		return 0, &Error{Code: CodeBadTopic, Msg: "the KV bucket that this compacted topic needs exists and is not the event bus's: choose another topic, or remove bucket " + strings.TrimPrefix(t.bucket.stream, "KV_")}
+		return 0, &event.Error{Code: event.CodeBadTopic, Msg: "the KV bucket that this compacted topic needs exists and is not the event bus's: choose another topic, or remove bucket " + strings.TrimPrefix(t.bucket.stream, "KV_")}
 	}
 	if faults := t.bucket.faults(t.name, t.stream.name, info); len(faults) > 0 {
 		s.often.Log(ctx, slog.LevelWarn, "the bucket of a compacted topic is not as it should be", t.name, slog.String("topic", t.name),
@@ -210,12 +212,12 @@ type origin struct {
 
 // entry decodes an entry of the bucket. It returns false for what did not come from the topic's
 // stream: a native client wrote it, while the bucket took subjects.
-func (t *topicInfo) entry(m *storedMsg) (*Event, origin, bool) {
+func (t *topicInfo) entry(m *storedMsg) (*event.Event, origin, bool) {
 	at, ok := t.entryOrigin(m)
 	if !ok {
 		return nil, at, false
 	}
-	e := &Event{
+	e := &event.Event{
 		Topic: t.name, Key: tokenKey(m.subject[len(t.bucket.prefix):]), Payload: m.data,
 		Stream: t.stream.name, Sequence: at.seq, StoredAt: m.time.UnixNano(),
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -41,7 +42,7 @@ func TestNativeClientsReadTheBucket(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	nc, js := nativeConn(t, url)
-	var r Receipt
+	var r event.Receipt
 	for i := range 5 {
 		set(t, b, "state.a", strconv.Itoa(i), "v"+strconv.Itoa(i))
 	}
@@ -112,12 +113,12 @@ func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	plain := open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second}}})
-	twice := func(b *Bus, key string) Receipt {
+	twice := func(b *Bus, key string) event.Receipt {
 		first, err := b.Publish(t.Context(), "state.a", []byte("1"), PublishOptions{ID: key, Key: key})
 		if err != nil {
 			t.Fatal(err)
 		}
-		var second Receipt
+		var second event.Receipt
 		eventually(t, "the window is over", func() bool {
 			second, err = b.Publish(t.Context(), "state.a", []byte("2"), PublishOptions{ID: key, Key: key})
 			if err != nil {
@@ -241,11 +242,11 @@ func TestForeignBucketIsRefused(t *testing.T) {
 	}
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	_, err := b.Publish(t.Context(), "state.a", []byte("1"), PublishOptions{Key: "k"})
-	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic || !strings.Contains(known.Msg, "latest_state_a") {
+	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadTopic || !strings.Contains(known.Msg, "latest_state_a") {
 		t.Errorf("publish: %v", err)
 	}
 	_, err = b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{})
-	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
+	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadTopic {
 		t.Errorf("repair: %v", err)
 	}
 	s, err := js.Stream(t.Context(), "KV_latest_state_a")

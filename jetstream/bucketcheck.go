@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // Bounds of looking after buckets.
@@ -91,7 +93,7 @@ func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, er
 	r := BucketReport{Topic: t.name, Bucket: strings.TrimPrefix(t.bucket.stream, "KV_")}
 	for again := false; ; again = true {
 		info, err := a.findStream(ctx, t.bucket.stream)
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			r.Faults = []string{"it is gone"}
 			return r, nil
 		}
@@ -133,7 +135,7 @@ func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, er
 // the new one's for known.
 func (a *admin) staleSource(ctx context.Context, t *topicInfo) (string, error) {
 	m, err := a.lastBySubject(ctx, t.bucket.stream, t.bucket.prefix+">")
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return "", nil
 	}
 	if err != nil {
@@ -144,7 +146,7 @@ func (a *admin) staleSource(ctx context.Context, t *topicInfo) (string, error) {
 		return "", nil
 	}
 	source, err := a.findStream(ctx, t.stream.name)
-	if errors.Is(err, ErrNotFound) || err == nil && !at.beyond(source.State.LastSeq) {
+	if errors.Is(err, event.ErrNotFound) || err == nil && !at.beyond(source.State.LastSeq) {
 		return "", nil
 	}
 	if err != nil {
@@ -166,8 +168,8 @@ func (a *admin) lookAfterBuckets() {
 	check := time.NewTicker(a.cfg.bucketCheck)
 	defer check.Stop()
 	known := make(map[string]string) // faults, by topic; of topics that the hub knows
-	a.obs.Gauge(GaugeBucketsBroken, 0)
-	a.obs.Gauge(GaugeKeysRemoved, 0)
+	a.obs.Gauge(event.GaugeBucketsBroken, 0)
+	a.obs.Gauge(event.GaugeKeysRemoved, 0)
 	for {
 		select {
 		case <-a.ctx.Done():
@@ -225,7 +227,7 @@ func (a *admin) reportBuckets(ctx context.Context, known map[string]string) erro
 			delete(known, topic)
 		}
 	}
-	a.obs.Gauge(GaugeBucketsBroken, float64(broken))
-	a.obs.Gauge(GaugeKeysRemoved, float64(removed))
+	a.obs.Gauge(event.GaugeBucketsBroken, float64(broken))
+	a.obs.Gauge(event.GaugeKeysRemoved, float64(removed))
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -59,7 +60,7 @@ func TestHandlesOfClosedBus(t *testing.T) {
 	for name, call := range calls {
 		for _, topic := range []string{"known", "other"} {
 			if took := quickest(func(int) {
-				if err := call(t.Context(), topic); !errors.Is(err, ErrClosed) {
+				if err := call(t.Context(), topic); !errors.Is(err, event.ErrClosed) {
 					t.Errorf("%s of topic %s: %v", name, topic, err)
 				}
 			}); took > time.Second {

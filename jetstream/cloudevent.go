@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"eventhub/jetstream/cloudevents"
+	"eventhub/jetstream/event"
 )
 
 // maxSource is the most bytes of CloudEventsRule.Source.
@@ -65,7 +66,7 @@ func (o *PublishOptions) checkCloudEvent(topic, source string) error {
 		among += " and " + headerSchemaVersion
 	}
 	if err := f.Check(); err != nil {
-		return badOptions("opts.%v; %s, which the topic adds, are among them", err, among)
+		return event.BadOptions("opts.%v; %s, which the topic adds, are among them", err, among)
 	}
 	return nil
 }

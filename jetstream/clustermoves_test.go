@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -116,7 +117,7 @@ func TestDelayedEventsWhileAServerIsKilled(t *testing.T) {
 	stored := make(map[string]int)
 	c.until("all events are stored", func(ctx context.Context) bool {
 		clear(stored)
-		err := one.History("later").Scan(ctx, ScanOptions{}, func(e *Event) error {
+		err := one.History("later").Scan(ctx, ScanOptions{}, func(e *event.Event) error {
 			stored[e.ID]++
 			if i, err := strconv.Atoi(e.ID[1:]); e.ID[0] == 'e' && err == nil && e.StoredAt < due(i).UnixNano() {
 				t.Errorf("%s was stored %v early", e.ID, due(i).Sub(time.Unix(0, e.StoredAt)))

@@ -10,6 +10,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // collectionName is what the server takes for the name of a bucket, less its capitals: file systems
@@ -100,7 +102,7 @@ func (c *Collection) stream() string { return "KV_" + c.name }
 // value.
 func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
 	m, err := c.reads.lastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return &Entry{Key: key}, nil
 	}
 	if err != nil {
@@ -151,10 +153,10 @@ func (c *Collection) Delete(ctx context.Context, key string, headers map[string]
 
 func (c *Collection) write(ctx context.Context, key string, value []byte, headers map[string]string, old uint64, deletes bool) (uint64, error) {
 	if key == "" || len(key) > MaxKey {
-		return 0, badOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
+		return 0, event.BadOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
 	}
 	if limit := c.MaxValue(); len(value) > limit {
-		return 0, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), limit), Err: ErrTooLarge}
+		return 0, &event.Error{Code: event.CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), limit), Err: event.ErrTooLarge}
 	}
 	h := nats.Header{headerExpectSubSeq: {strconv.FormatUint(old, 10)}}
 	for name, v := range headers {
@@ -166,7 +168,7 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 	msg := &nats.Msg{Subject: c.prefix + keyToken(key), Header: h, Data: value}
 	ack, err := c.reads.write(ctx, c.stream(), msg)
 	if keyChanged(err) {
-		return 0, ErrKeyChanged
+		return 0, event.ErrKeyChanged
 	}
 	if err != nil {
 		return 0, c.reads.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/event"
 )
 
 // The long form, as in RELIABILITY.md:
@@ -247,7 +249,7 @@ func (k *keyWriter) settle(t *testing.T) {
 		k.servers.until("the bucket has the newest event of "+key, func(ctx context.Context) bool {
 			var err error
 			if want, err = k.hubs[0].lastBySubject(ctx, k.topic.stream.name, keyedSubject(compactionTopic, key)); err != nil {
-				return err == ErrNotFound //nolint:errorlint // it comes as it is; a key that was never stored, or was dropped before
+				return err == event.ErrNotFound //nolint:errorlint // it comes as it is; a key that was never stored, or was dropped before
 			}
 			if got, err = k.hubs[0].lastBySubject(ctx, k.topic.bucket.stream, k.topic.bucket.subject(key)); err != nil {
 				return false
@@ -285,8 +287,8 @@ func (k *keyWriter) read(ctx context.Context, keys []string) error {
 	if err != nil {
 		return fmt.Errorf("GetMany: %w", err)
 	}
-	each := make(map[string]*Event)
-	err = k.hubs[0].Keys(compactionTopic).Each(ctx, func(e *Event) error {
+	each := make(map[string]*event.Event)
+	err = k.hubs[0].Keys(compactionTopic).Each(ctx, func(e *event.Event) error {
 		if !e.Tombstone {
 			each[e.Key] = e
 		}
@@ -295,7 +297,7 @@ func (k *keyWriter) read(ctx context.Context, keys []string) error {
 	if err != nil || !maps.EqualFunc(many, each, sameEvent) {
 		return fmt.Errorf("Each gives %d keys, GetMany %d: %w", len(each), len(many), err)
 	}
-	pages := make(map[string]*Event)
+	pages := make(map[string]*event.Event)
 	page, err := k.hubs[0].Keys(compactionTopic).Page(ctx, 0, maxPage)
 	for _, e := range page {
 		pages[e.Key] = e
@@ -306,12 +308,12 @@ func (k *keyWriter) read(ctx context.Context, keys []string) error {
 	return nil
 }
 
-func sameEvent(a, b *Event) bool {
+func sameEvent(a, b *event.Event) bool {
 	return a.Key == b.Key && a.Sequence == b.Sequence && string(a.Payload) == string(b.Payload)
 }
 
 // judge says what is wrong with what was read.
-func (k *keyWriter) judge(read map[string]*Event) error {
+func (k *keyWriter) judge(read map[string]*event.Event) error {
 	for key, w := range k.truth {
 		e := read[key]
 		switch {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/cputime"
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/schema"
 	"eventhub/jetstream/schema/upcast"
 )
@@ -58,9 +59,9 @@ func (c computing) validate(ctx context.Context, s *schema.Schema, payload []byt
 	defer cancel()
 	switch err := c.ration.Enter(within, client, comparedWaiting); {
 	case errors.Is(err, cputime.ErrOwes):
-		return nil, &Error{Code: CodeRateLimited, Msg: "comparing this client's payloads with their schemas takes more time than it may: nothing was stored, slow down", Wait: max(c.ration.Owes(client), time.Second)}
+		return nil, &event.Error{Code: event.CodeRateLimited, Msg: "comparing this client's payloads with their schemas takes more time than it may: nothing was stored, slow down", Wait: max(c.ration.Owes(client), time.Second)}
 	case err != nil:
-		return nil, &Error{Code: CodeOverloaded, Msg: "too many payloads that take long to compare with their schemas wait on this hub: nothing was stored, try again"}
+		return nil, &event.Error{Code: event.CodeOverloaded, Msg: "too many payloads that take long to compare with their schemas wait on this hub: nothing was stored, try again"}
 	}
 	defer c.ration.Leave(client)
 	began, rested := time.Now(), time.Duration(0)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/cputime"
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/schema/upcast"
 )
 
@@ -67,12 +68,12 @@ type Config struct {
 	// Logger receives what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
 	// Observer receives metrics. Default: none.
-	Observer Observer
+	Observer event.Observer
 	// Computing, when not nil, is the ration of time of Limits.ComputeTime. A program that computes
 	// more for its clients shares it.
 	Computing *cputime.Ration
 	// Tracer makes spans of publishes and deliveries. Default: none.
-	Tracer Tracer
+	Tracer event.Tracer
 	// Clock is read for the times of leases, and must not go backwards. Tests move it. Default:
 	// time.Now, whose monotonic part counts, so that changes of the wall clock move no lease.
 	Clock func() time.Time
@@ -381,7 +382,7 @@ func (c *Config) validate() error {
 		c.Clock = time.Now
 	}
 	if c.Observer == nil {
-		c.Observer = nopObserver{}
+		c.Observer = event.NopObserver{}
 	}
 	l := &c.Limits
 	def(&l.Topics, 10_000)

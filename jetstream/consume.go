@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/panics"
 )
 
@@ -99,7 +100,7 @@ func (w *workers) stop() {
 // topic, and has nothing of what was published before, unless opts.From says otherwise.
 func (b *Bus) Consume(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(context.Context, *Delivery) error) (*Subscription, error) {
 	if handler == nil {
-		return nil, badOptions("the handler is missing")
+		return nil, event.BadOptions("the handler is missing")
 	}
 	if err := opts.validate(); err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/pacedlog"
 )
 
@@ -21,8 +22,8 @@ type core struct {
 	rules  []TopicRule
 	log    *slog.Logger
 	often  *pacedlog.Log // lines that clients or an outage can repeat
-	obs    Observer
-	tracer Tracer // nil: none
+	obs    event.Observer
+	tracer event.Tracer // nil: none
 	clock  *clock
 
 	links      []*link

@@ -8,6 +8,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -49,8 +50,8 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 		return Cursor{}, b.unavailable(err)
 	}
 	info, err := b.records.groupConsumer(ctx, t, &ptr)
-	if errors.Is(err, ErrNotFound) {
-		return Cursor{}, ErrNotFound
+	if errors.Is(err, event.ErrNotFound) {
+		return Cursor{}, event.ErrNotFound
 	}
 	if err != nil {
 		return Cursor{}, b.unavailable(err)
@@ -70,7 +71,7 @@ func (r *reads) lastSettled(ctx context.Context, t *topicInfo, info *natsjs.Cons
 	switch {
 	case err == nil:
 		return e.ID, e.StoredAt / 1e6, nil
-	case !errors.Is(err, ErrNotFound):
+	case !errors.Is(err, event.ErrNotFound):
 		return "", 0, r.unavailable(err)
 	case info.AckFloor.Last != nil:
 		return "", info.AckFloor.Last.UnixMilli(), nil
@@ -108,8 +109,8 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 		return Backlog{}, b.unavailable(err)
 	}
 	info, err := b.records.groupConsumer(ctx, t, &ptr)
-	if errors.Is(err, ErrNotFound) {
-		return Backlog{}, ErrNotFound
+	if errors.Is(err, event.ErrNotFound) {
+		return Backlog{}, event.ErrNotFound
 	}
 	if err != nil {
 		return Backlog{}, b.unavailable(err)
@@ -147,7 +148,7 @@ func (g Group) Delete(ctx context.Context) error {
 		}
 		info, err := b.records.consumer(ctx, t, ptr.Consumer)
 		exists := err == nil
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return b.unavailable(err)
 		}
 		if exists && !ptr.Deleted {
@@ -173,12 +174,12 @@ func (g Group) Delete(ctx context.Context) error {
 			return b.unavailable(err)
 		}
 		if !exists || ptr.Deleted {
-			return ErrNotFound
+			return event.ErrNotFound
 		}
 		b.log.InfoContext(ctx, "group deleted", slog.String("topic", topic), slog.String("group", group))
 		return nil
 	}
-	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+	return &event.Error{Code: event.CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
 // forgetGroup removes what is noted about a group that was deleted.

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -85,7 +86,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 	original := &d.Event
 	if d.released || d.recast {
 		e, err := q.reads.bySequence(ctx, d.group.topic, d.seq)
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return err
 		}
 		if err == nil {
@@ -164,7 +165,7 @@ func (d *Delivery) deadID() string {
 
 // deadEvent is what a dead letter says.
 type deadEvent struct {
-	original *Event
+	original *event.Event
 	group    string
 	reason   string
 	attempts int
@@ -186,7 +187,7 @@ func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
 	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
 	for {
 		if bare && l.whole {
-			return ErrTooLarge
+			return event.ErrTooLarge
 		}
 		if bare {
 			origin.bare = true
@@ -194,7 +195,7 @@ func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
 			// fit stays in its stream.
 			letter = l.letter().WithoutPayload().Append(nil)
 		}
-		_, err := p.publishWait(ctx, func(done func(Receipt, error)) error {
+		_, err := p.publishWait(ctx, func(done func(event.Receipt, error)) error {
 			return p.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id, origin: origin}, done)
 		})
 		if err == nil {
@@ -227,9 +228,9 @@ const errCodeTooLarge natsjs.ErrorCode = 10054
 // own, as projections do; the failure of a Delivery needs no such call. The dead letter keeps 1 KiB
 // of reason. The same event of the same group is stored once within the duplicate window of the
 // dead letters (24 h). It returns a bad_topic *Error for an event of another topic.
-func (g Group) DeadLetter(ctx context.Context, e *Event, reason string, attempts int) error {
+func (g Group) DeadLetter(ctx context.Context, e *event.Event, reason string, attempts int) error {
 	if e.Topic != g.topic {
-		return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("the event is of topic %s, and cannot fail for a group of %s", e.Topic, g.topic)}
+		return &event.Error{Code: event.CodeBadTopic, Msg: fmt.Sprintf("the event is of topic %s, and cannot fail for a group of %s", e.Topic, g.topic)}
 	}
 	if strings.HasPrefix(e.Topic, dlqPrefix) {
 		return nil // as for deliveries: dead letters have none of their own

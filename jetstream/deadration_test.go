@@ -6,6 +6,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // Beyond its ration, the letters of a client wait. Its events are not delivered again meanwhile,
@@ -36,7 +38,7 @@ func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 	}
 	other := fail("other", "h")
 	lettersFor := func(group string) (n int) {
-		err := b.History("dlq.rationed").Scan(t.Context(), ScanOptions{}, func(e *Event) error {
+		err := b.History("dlq.rationed").Scan(t.Context(), ScanOptions{}, func(e *event.Event) error {
 			if strings.Contains(string(e.Payload[:200]), `"group":"`+group+`"`) {
 				n++
 			}

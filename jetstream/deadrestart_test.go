@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -41,7 +42,7 @@ func wantLetters(t *testing.T, b *Bus, k *taker, topic string, events, attempts 
 			t.Fatalf("%d letters of %s, want %d", lettersOf(t, b, topic), topic, events)
 		}
 	}
-	err := b.History("dlq."+topic).Scan(t.Context(), ScanOptions{}, func(e *Event) error {
+	err := b.History("dlq."+topic).Scan(t.Context(), ScanOptions{}, func(e *event.Event) error {
 		tail := string(e.Payload[max(0, len(e.Payload)-200):])
 		if want := `"attempts":` + strconv.Itoa(attempts) + "}"; !strings.HasSuffix(tail, want) || !strings.Contains(tail, `"err":"no, attempt `+strconv.Itoa(attempts)+`"`) {
 			t.Errorf("a letter ends with %s, want %s", tail, want)

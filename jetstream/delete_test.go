@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -36,7 +37,7 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 					t.Fatal("a member was not told")
 				}
 			}
-			if err := held.Ack(); !errors.Is(err, ErrNotLeased) {
+			if err := held.Ack(); !errors.Is(err, event.ErrNotLeased) {
 				t.Errorf("the lease of a deleted group: %v", err)
 			}
 			for _, k := range []*taker{a, b} {
@@ -44,10 +45,10 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 					t.Errorf("stopping a member: %v", err)
 				}
 			}
-			if _, err := one.Group(topic, "g").Cursor(t.Context()); !errors.Is(err, ErrNotFound) {
+			if _, err := one.Group(topic, "g").Cursor(t.Context()); !errors.Is(err, event.ErrNotFound) {
 				t.Errorf("the cursor of a deleted group: %v", err)
 			}
-			if err := one.Group(topic, "g").Delete(t.Context()); !errors.Is(err, ErrNotFound) {
+			if err := one.Group(topic, "g").Delete(t.Context()); !errors.Is(err, event.ErrNotFound) {
 				t.Errorf("deleting it again: %v", err)
 			}
 			for _, bucket := range []string{marksBucket, attemptsBucket, makersBucket} {
@@ -149,10 +150,10 @@ func TestADeletionThatWasCutOff(t *testing.T) {
 		if _, err := b.records.generations.swap(t.Context(), topic, "g", ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, Deleted: true}}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Group("cut", "g").Backlog(t.Context()); !errors.Is(err, ErrNotFound) {
+		if _, err := b.Group("cut", "g").Backlog(t.Context()); !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("the group is still there: %v", err)
 		}
-		if err := finish(); err != nil && !errors.Is(err, ErrNotFound) {
+		if err := finish(); err != nil && !errors.Is(err, event.ErrNotFound) {
 			t.Fatal(err)
 		}
 		if s, err := b.js.Stream(t.Context(), "cut"); err != nil || s.CachedInfo().State.Consumers != 0 {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // A hub that deletes a topic and dies after any of its requests leaves the topic as it was, or
@@ -53,7 +55,7 @@ func TestADeletionThatIsCutOff(t *testing.T) {
 		deleted = err == nil
 		first := func() string {
 			info, err := b.Admin().Topic(topic).Info(t.Context())
-			if errors.Is(err, ErrNotFound) {
+			if errors.Is(err, event.ErrNotFound) {
 				return ""
 			}
 			if err != nil {
@@ -78,7 +80,7 @@ func TestADeletionThatIsCutOff(t *testing.T) {
 		if first() != "2" {
 			t.Errorf("after %d requests, the topic created again begins with %s", passed, first())
 		}
-		if e, err := b.Keys(topic).Get(t.Context(), "old"); !errors.Is(err, ErrNotFound) {
+		if e, err := b.Keys(topic).Get(t.Context(), "old"); !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("after %d requests, the topic created again has a key of the old one: %v, %v", passed, e, err)
 		}
 		for _, bucket := range []string{groupsBucket, bookmarksBucket, marksBucket, attemptsBucket, retentionBucket} {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -25,7 +26,7 @@ var (
 // may be called concurrently. Do not change the fields.
 type Delivery struct {
 	// Event is the event. The holder of the Delivery owns it.
-	Event Event
+	Event event.Event
 	// Attempt counts how often the event was handed to a subscriber of the group, including this
 	// time, from 1. Attempt may skip numbers when a hub dies with events that it had not handed
 	// out.
@@ -78,14 +79,14 @@ type Delivery struct {
 	asked    int64 // when the server was last asked to wait longer
 	started  int64 // of the lease
 	deadline int64
-	sameID   *Delivery    // the next younger lease of the same id
-	handle   uint64       // its lease in the handle of a client; 0: it has none
-	trace    DeliverySpan // of the lease; nil: not traced
-	loan     *loan        // of a member of an ordered group
-	lent     *loan        // of the owner of one: the event is a member's
-	quiet    bool         // its owner knows that it ends
-	taken    *loan        // of the owner: who has taken it last; guarded by the ordering's mu
-	slim     bool         // of the owner: only its place is kept, and its size does not count
+	sameID   *Delivery          // the next younger lease of the same id
+	handle   uint64             // its lease in the handle of a client; 0: it has none
+	trace    event.DeliverySpan // of the lease; nil: not traced
+	loan     *loan              // of a member of an ordered group
+	lent     *loan              // of the owner of one: the event is a member's
+	quiet    bool               // its owner knows that it ends
+	taken    *loan              // of the owner: who has taken it last; guarded by the ordering's mu
+	slim     bool               // of the owner: only its place is kept, and its size does not count
 	cancel   context.CancelFunc
 }
 
@@ -194,7 +195,7 @@ func parseAckSubject(s string) (deliveryMeta, bool) {
 
 func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery {
 	d := &Delivery{
-		Event: Event{
+		Event: event.Event{
 			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
 			Stream: in.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
 		},
@@ -260,7 +261,7 @@ func (d *Delivery) begin(release bool) bool {
 		return false
 	}
 	if !d.fresh(now) {
-		s.remove(d, Returned)
+		s.remove(d, event.Returned)
 		s.mu.Unlock()
 		s.spare(d, true)
 		return false
@@ -311,7 +312,7 @@ func (d *Delivery) takeBack() {
 		s.holdUnread(d, 1)
 	}
 	d.m.obs.InFlight(-1)
-	d.traceEnd(Returned)
+	d.traceEnd(event.Returned)
 }
 
 // Deadline returns when the lease ends or ended.
@@ -344,7 +345,7 @@ const DefaultBackoff time.Duration = -1
 
 func leased(ok bool) error {
 	if !ok {
-		return ErrNotLeased
+		return event.ErrNotLeased
 	}
 	return nil
 }
@@ -366,7 +367,7 @@ func (s *Subscription) Extend(id string, dur time.Duration) bool { return s.exte
 
 // ack settles d; nil: the oldest lease of id.
 func (s *Subscription) ack(d *Delivery, id string) bool {
-	d, _, ok := s.settle(d, id, Acked)
+	d, _, ok := s.settle(d, id, event.Acked)
 	if ok {
 		d.tell(ackNow)
 	}
@@ -375,10 +376,10 @@ func (s *Subscription) ack(d *Delivery, id string) bool {
 
 // nack refuses d; nil: the oldest lease of id.
 func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration) bool {
-	d, how, ok := s.settle(d, id, Nacked)
+	d, how, ok := s.settle(d, id, event.Nacked)
 	switch {
 	case !ok:
-	case how == DeadLettered:
+	case how == event.DeadLettered:
 		if reason == "" {
 			reason = "refused"
 		}
@@ -394,7 +395,7 @@ func (s *Subscription) nack(d *Delivery, id, reason string, delay time.Duration)
 
 // settle ends the lease d; nil: the oldest one of id. Nacked becomes DeadLettered at the last
 // attempt. ok says that the caller may tell the server.
-func (s *Subscription) settle(d *Delivery, id string, how Outcome) (_ *Delivery, _ Outcome, ok bool) {
+func (s *Subscription) settle(d *Delivery, id string, how event.Outcome) (_ *Delivery, _ event.Outcome, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d == nil {
@@ -403,8 +404,8 @@ func (s *Subscription) settle(d *Delivery, id string, how Outcome) (_ *Delivery,
 	if d == nil || !d.begun {
 		return nil, how, false
 	}
-	if how == Nacked && s.lastAttempt(d) {
-		how = DeadLettered
+	if how == event.Nacked && s.lastAttempt(d) {
+		how = event.DeadLettered
 	}
 	return d, how, s.remove(d, how)
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/panics"
 )
 
@@ -65,7 +66,7 @@ func (k *derivedKeys) admit(payload []byte, client string) error {
 	}
 	if publishing := k.publishing; publishing.newDerived.Take(client) > 0 {
 		publishing.obs.LimitReached("derived_keys_per_client")
-		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of topic %s by its events on %s, which is its limit: %d more are allowed a second, and events of keys that exist are not limited",
+		return &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of topic %s by its events on %s, which is its limit: %d more are allowed a second, and events of keys that exist are not limited",
 			publishing.limits.DerivedKeysPerClient, k.Of, k.From, publishing.limits.DerivedKeyRate)}
 	}
 	k.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -27,7 +28,7 @@ func TestDoneIsCalledElsewhere(t *testing.T) {
 			defer close(returned)
 			mu.Lock()
 			defer mu.Unlock()
-			err := p.PublishAsync(context.Background(), "work", []byte("1"), PublishOptions{}, func(_ Receipt, err error) {
+			err := p.PublishAsync(context.Background(), "work", []byte("1"), PublishOptions{}, func(_ event.Receipt, err error) {
 				mu.Lock()
 				defer mu.Unlock()
 				done <- err

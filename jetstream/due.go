@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -71,7 +72,7 @@ func (k *schedules) run() {
 		if err == nil {
 			err = k.serve(publishing.ctx, s)
 		}
-		if !errors.Is(err, ErrNotFound) && !errors.Is(err, errNoSchedules) {
+		if !errors.Is(err, event.ErrNotFound) && !errors.Is(err, errNoSchedules) {
 			if err != nil && publishing.ctx.Err() == nil {
 				publishing.often.Log(publishing.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
 			}
@@ -148,7 +149,7 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	if err == nil {
 		info, err = publishing.findStream(ctx, delayedStream)
 	}
-	if errors.Is(err, natsjs.ErrStreamNotFound) || errors.Is(err, ErrNotFound) {
+	if errors.Is(err, natsjs.ErrStreamNotFound) || errors.Is(err, event.ErrNotFound) {
 		k.forget(s)
 	}
 	if err != nil {
@@ -193,7 +194,7 @@ func (r *dueReader) gauge(ctx context.Context) {
 	if now := publishing.clock.now(); now-r.counted >= int64(dueGauge) {
 		r.counted = now
 		if n, err := r.count(ctx, waitPrefix+">"); err == nil {
-			publishing.obs.Gauge(GaugeDelayed, float64(n))
+			publishing.obs.Gauge(event.GaugeDelayed, float64(n))
 		}
 	}
 }
@@ -292,7 +293,7 @@ func (e *dueEvent) options() (topic string, opts PublishOptions, ok bool) {
 	if topic == "" || h[headerID] == nil {
 		return "", opts, false
 	}
-	var was Event
+	var was event.Event
 	was.ReadHeader(h)
 	opts = PublishOptions{
 		ID: was.ID, Key: subjectKey(subject), SID: was.SID, Headers: was.Headers, Tags: was.Tags, CausedBy: was.CausedBy, Tombstone: was.Tombstone,
@@ -359,7 +360,7 @@ func (r *dueReader) waitsForRoom(e dueEvent) bool {
 // store publishes an event to its topic, and settles it when that is confirmed.
 func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts PublishOptions) {
 	publishing, due, reply, delivered := r.publishing, *e, e.msg.Reply, e.meta.delivered
-	done := func(_ Receipt, err error) {
+	done := func(_ event.Receipt, err error) {
 		if err == nil {
 			r.settle(reply, ackNow)
 			return
@@ -369,7 +370,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 		}
 		wait := min(publishing.cfg.dueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
 		known := false
-		if refused, ok := errors.AsType[*Error](err); ok && refused.Code == CodeTopicFull {
+		if refused, ok := errors.AsType[*event.Error](err); ok && refused.Code == event.CodeTopicFull {
 			known = !r.full.found(topic, publishing.clock.now(), wait)
 		}
 		if !known {
@@ -382,7 +383,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 		err = r.out.send(ctx, t, e.msg.Data, &opts, done)
 	}
 	if err != nil {
-		done(Receipt{}, err)
+		done(event.Receipt{}, err)
 	}
 }
 
@@ -395,8 +396,8 @@ func hopeless(err error) bool {
 	if refused, ok := errors.AsType[*apiError](err); ok {
 		return refused.Code == codeRefused && !storeFull(refused.ErrCode, refused.Description)
 	}
-	known, ok := errors.AsType[*Error](err)
-	return ok && (known.Code == CodeBadTopic || known.Code == CodeBadOptions || tooLarge(err))
+	known, ok := errors.AsType[*event.Error](err)
+	return ok && (known.Code == event.CodeBadTopic || known.Code == event.CodeBadOptions || tooLarge(err))
 }
 
 // bury makes a dead letter of an event that its topic refuses, and then settles it. It does not
@@ -409,7 +410,8 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 	default:
 		return false
 	}
-	if publishing.closing() || strings.HasPrefix(topic, dlqPrefix) { // letters have none of their own
+	// letters have none of their own
+	if publishing.closing() || strings.HasPrefix(topic, dlqPrefix) {
 		<-r.letters
 		return false
 	}
@@ -418,16 +420,16 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 		ctx, cancel := context.WithTimeout(ctx, publishWait)
 		defer cancel()
 		ts := time.Unix(0, e.meta.storedAt)
-		event := &Event{
+		original := &event.Event{
 			ID: opts.ID, TS: opts.TS, Topic: topic, Key: opts.Key, SID: opts.SID, Headers: opts.Headers, CausedBy: opts.CausedBy, Tags: opts.Tags,
 			Tombstone: opts.Tombstone, Payload: e.msg.Data, Stream: delayedStream, Sequence: e.meta.streamSeq, StoredAt: e.meta.storedAt,
 		}
 		if !opts.HasTS {
-			event.TS = ts.UnixMilli()
+			original.TS = ts.UnixMilli()
 		}
 		sum := sha256.Sum256([]byte(delayedStream + " " + e.msg.Header.Get(headerScheduleID)))
 		err := publishing.storeLetter(ctx, deadEvent{
-			original: event, group: DelayedGroup, reason: native.ShortReason(reasonOf(refused)), attempts: e.meta.delivered, at: time.Now(),
+			original: original, group: DelayedGroup, reason: native.ShortReason(reasonOf(refused)), attempts: e.meta.delivered, at: time.Now(),
 			id: "dlq:" + hex.EncodeToString(sum[:16]), whole: true,
 		})
 		if err != nil {
@@ -437,7 +439,7 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 		}
 		r.settle(e.msg.Reply, ackNow)
 		o := publishing.obs.Group(topic, DelayedGroup, false)
-		o.Settled(DeadLettered, 0, max(time.Since(ts), 0))
+		o.Settled(event.DeadLettered, 0, max(time.Since(ts), 0))
 		o.Close()
 	})
 	return true
@@ -446,7 +448,7 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 // reasonOf is why a topic refused an event, for its dead letter.
 func reasonOf(err error) string {
 	reason := "the delayed event could not be stored in its topic"
-	if known, ok := errors.AsType[*Error](err); ok {
+	if known, ok := errors.AsType[*event.Error](err); ok {
 		reason += ": " + known.Msg
 	}
 	if refused, ok := errors.AsType[*apiError](err); ok {
@@ -464,7 +466,7 @@ func (r *dueReader) readCancelled(ctx context.Context) error {
 	}
 	for {
 		m, err := r.publishing.getMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}
 		if err != nil {
@@ -501,7 +503,7 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 			return nil
 		})
 	}
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	if err != nil && !errors.Is(err, event.ErrNotFound) {
 		return nil, err
 	}
 	if len(ids) >= dueBefore {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // setMaxMsgSize changes the size of messages that the stream of a topic takes.
@@ -76,15 +78,15 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 func TestADelayedEventThatFindsNoRoomBecomesNoDeadLetter(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]bool{
-		&apiError{Code: 503, ErrCode: errCodeStoreFailed, Description: "maximum bytes exceeded"}: false,
-		&Error{Code: CodePublishFailed, Err: &apiError{Code: 503, ErrCode: errCodeStoreFailed}}:  false,
-		&Error{Code: CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                           false,
-		&Error{Code: CodeTopicFull}:                    false,
-		&Error{Code: CodeOverloaded, Err: ErrNoStream}: false,
+		&apiError{Code: 503, ErrCode: errCodeStoreFailed, Description: "maximum bytes exceeded"}:            false,
+		&event.Error{Code: event.CodePublishFailed, Err: &apiError{Code: 503, ErrCode: errCodeStoreFailed}}: false,
+		&event.Error{Code: event.CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                          false,
+		&event.Error{Code: event.CodeTopicFull}:                                                             false,
+		&event.Error{Code: event.CodeOverloaded, Err: event.ErrNoStream}:                                    false,
 		errNoReply: false,
-		storageLow(&apiError{Code: codeRefused, ErrCode: errAccountResources}):                                         false,
-		&Error{Code: CodePublishFailed, Err: &apiError{Code: codeRefused, ErrCode: errCodeTooLarge, Description: "x"}}: true,
-		&Error{Code: CodeBadTopic, Err: ErrNoStream}:                                                                   true,
+		storageLow(&apiError{Code: codeRefused, ErrCode: errAccountResources}):                                                     false,
+		&event.Error{Code: event.CodePublishFailed, Err: &apiError{Code: codeRefused, ErrCode: errCodeTooLarge, Description: "x"}}: true,
+		&event.Error{Code: event.CodeBadTopic, Err: event.ErrNoStream}:                                                             true,
 	} {
 		if got := hopeless(err); got != want {
 			t.Errorf("%v: %v", err, got)
@@ -97,18 +99,18 @@ type buried struct {
 	losses
 }
 
-func (s *buried) Group(_, group string, _ bool) GroupObserver {
+func (s *buried) Group(_, group string, _ bool) event.GroupObserver {
 	return buriedObserver{s: s, group: group}
 }
 
 type buriedObserver struct {
-	nopObserver
+	event.NopObserver
 	s     *buried
 	group string
 }
 
-func (o buriedObserver) Settled(how Outcome, _, _ time.Duration) {
-	if how == DeadLettered && o.group == DelayedGroup {
+func (o buriedObserver) Settled(how event.Outcome, _, _ time.Duration) {
+	if how == event.DeadLettered && o.group == DelayedGroup {
 		lostObserver{l: &o.s.losses}.Lost(1)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -22,7 +23,7 @@ func stopped(err error) error {
 // tombstones included. A key that is written meanwhile may come twice, the newer event later. Each
 // ends when it has caught up with the writers. It stops when f returns an error, and returns that
 // error. A topic that does not exist has no keys.
-func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
+func (k Keys) Each(ctx context.Context, f func(*event.Event) error) error {
 	r, topic := k.reads, k.topic
 	t, err := r.compacted(ctx, topic)
 	if err == nil {
@@ -36,7 +37,7 @@ func (k Keys) Each(ctx context.Context, f func(*Event) error) error {
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
 	return r.readFailed(err)
@@ -54,17 +55,17 @@ type BucketPosition struct {
 // EachSince is Each for the keys that changed since an earlier call, which returned since. It reads
 // up to the end of the bucket at the moment of the call, so a key that is written meanwhile may be
 // left for the next call. It returns the position for the next call.
-func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*Event) error) (BucketPosition, error) {
+func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event.Event) error) (BucketPosition, error) {
 	r, topic := k.reads, k.topic
 	t, err := r.compacted(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return BucketPosition{}, nil
 	}
 	if err != nil {
 		return since, r.readFailed(err)
 	}
 	info, err := r.findStream(ctx, t.bucket.stream)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return BucketPosition{}, nil
 	}
 	if err != nil {
@@ -113,7 +114,7 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 			return r.from, own.err
 		case ctx.Err() != nil:
 			return r.from, ctx.Err()
-		case errors.Is(err, ErrNotFound), errors.Is(err, errAnew), errors.Is(err, errNoDirectReads):
+		case errors.Is(err, event.ErrNotFound), errors.Is(err, errAnew), errors.Is(err, errNoDirectReads):
 			return r.from, err
 		case r.from > began:
 			failed = 0
@@ -130,7 +131,7 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 
 var (
 	errAnew          = errors.New("jetstream: a stream was replaced while it was read")
-	errNoDirectReads = &Error{Code: CodeBadTopic, Msg: "the topic's bucket does not allow direct reads: repair it (eventhub topics repair)"}
+	errNoDirectReads = &event.Error{Code: event.CodeBadTopic, Msg: "the topic's bucket does not allow direct reads: repair it (eventhub topics repair)"}
 )
 
 // allRead is where one readAll is.
@@ -208,7 +209,7 @@ func (c *core) leaderNext(ctx context.Context, stream string, seq uint64, since 
 		}
 		m, err := c.getMsg(ctx, stream, query)
 		switch {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return nil, err
 		case first == nil || m.seq < first.seq:

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // TestBucketMadeAnewWhileItIsRead wants no walk, and no Watch, to take what is left of a bucket for
@@ -28,7 +30,7 @@ func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
 		})
 	}
 	keys := 0
-	err := b.Keys("state.a").Each(t.Context(), func(e *Event) error {
+	err := b.Keys("state.a").Each(t.Context(), func(e *event.Event) error {
 		if keys == 0 {
 			anew()
 		}
@@ -43,7 +45,7 @@ func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
 	poll := func() bool { return len(pages(t, b, "state.a", 1_000)) == len(want) }
 	eventually(t, "the bucket is filled again", poll)
 	seen, remade := make(map[string]bool), false
-	err = b.Keys("state.a").Watch(t.Context(), nil, func(e *Event) error {
+	err = b.Keys("state.a").Watch(t.Context(), nil, func(e *event.Event) error {
 		if e == nil {
 			return errAll
 		}
@@ -73,12 +75,12 @@ func TestBucketWithoutDirectReads(t *testing.T) {
 	if _, err := b.js.UpdateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	none := func(*Event) error { return nil }
+	none := func(*event.Event) error { return nil }
 	for name, err := range map[string]error{
 		"Each":  b.Keys("state.a").Each(t.Context(), none),
 		"Watch": b.Keys("state.a").Watch(t.Context(), nil, none),
 	} {
-		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
+		if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadTopic {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -92,7 +94,7 @@ func TestFarFuture(t *testing.T) {
 	publish(t, b, "a", "1", "2")
 	for _, ts := range []int64{time.Now().Add(time.Hour).UnixMilli(), time.Now().UnixMicro(), 1 << 60} {
 		n := 0
-		if err := b.History("a").Scan(t.Context(), ScanOptions{From: FromTime(time.UnixMilli(ts))}, func(*Event) error { n++; return nil }); err != nil || n > 0 {
+		if err := b.History("a").Scan(t.Context(), ScanOptions{From: FromTime(time.UnixMilli(ts))}, func(*event.Event) error { n++; return nil }); err != nil || n > 0 {
 			t.Errorf("ts %d: %d events, %v", ts, n, err)
 		}
 		info, err := b.findStream(t.Context(), "a")

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/event"
 )
 
 // An event that is repeated before the copies of its stream have the first is not refused: the
@@ -18,13 +20,13 @@ func TestTwoPublishesOfOneID(t *testing.T) {
 	publish(t, b, "orders", "0")
 	p := b.NewPublisher()
 	type outcome struct {
-		r   Receipt
+		r   event.Receipt
 		err error
 	}
 	for early, n := 0, 1; early == 0; n++ {
 		came := make(chan outcome, 2)
 		for range 2 {
-			if err := p.PublishAsync(t.Context(), "orders", []byte("1"), PublishOptions{ID: strconv.Itoa(n)}, func(r Receipt, err error) { came <- outcome{r, err} }); err != nil {
+			if err := p.PublishAsync(t.Context(), "orders", []byte("1"), PublishOptions{ID: strconv.Itoa(n)}, func(r event.Receipt, err error) { came <- outcome{r, err} }); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // Bounds of a feed.
@@ -225,7 +227,7 @@ func (c *core) readTo(ctx context.Context, stream string, from, end uint64, head
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, natsjs.ErrStreamNotFound):
-			return ErrNotFound
+			return event.ErrNotFound
 		}
 		if failed++; next > from {
 			failed = 0
@@ -323,7 +325,7 @@ func (c *core) readOn(ctx context.Context, stream string, from, end uint64, head
 // says how far it came.
 func (c *core) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
 	if c.closing() {
-		return ErrClosed
+		return event.ErrClosed
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -333,17 +335,17 @@ func (c *core) keepReading(ctx context.Context, topic string, follow func(contex
 		came := reached()
 		err := follow(ctx)
 		own, stops := errors.AsType[*stopError](err)
-		known, isKnown := errors.AsType[*Error](err)
+		known, isKnown := errors.AsType[*event.Error](err)
 		switch {
 		case stops:
 			return own.err
 		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
 			return err
 		case c.ctx.Err() != nil:
-			return ErrClosed
+			return event.ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case isKnown && known.Code != CodeInternal:
+		case isKnown && known.Code != event.CodeInternal:
 			return err
 		}
 		if wait = min(2*wait, longest); reached() > came {
@@ -362,6 +364,6 @@ func (c *core) pause(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-c.ctx.Done():
-		return ErrClosed
+		return event.ErrClosed
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -241,7 +242,7 @@ func (r *groupReader) remember(ctx context.Context, streams []string, earlier ma
 			info, err = r.admin.findStream(ctx, streams[i])
 			return err
 		})
-		if errors.Is(err, ErrNotFound) || errors.Is(err, errSilent) {
+		if errors.Is(err, event.ErrNotFound) || errors.Is(err, errSilent) {
 			return nil
 		}
 		if err != nil {

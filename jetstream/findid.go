@@ -6,6 +6,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // IDSearch configures FindIDs.
@@ -32,7 +34,7 @@ type IDSearch struct {
 func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
 	r := h.reads
 	t, _, err := r.streams.freshExisting(ctx, h.topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil, true, nil
 	}
 	if err != nil {
@@ -96,8 +98,8 @@ func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
 	}
 	info, err := r.findStream(ctx, r.rule(topic).streamName(topic))
 	if err != nil {
-		if errors.Is(err, ErrNotFound) {
-			return 0, ErrNotFound
+		if errors.Is(err, event.ErrNotFound) {
+			return 0, event.ErrNotFound
 		}
 		return 0, r.unavailable(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 func TestFindIDs(t *testing.T) {
@@ -93,7 +95,7 @@ func TestFindIDs(t *testing.T) {
 	if d, err := b.History("window").DuplicateWindow(t.Context()); d != 7*time.Second || err != nil {
 		t.Errorf("got %v, %v", d, err)
 	}
-	if _, err := b.History("none").DuplicateWindow(t.Context()); !errors.Is(err, ErrNotFound) {
+	if _, err := b.History("none").DuplicateWindow(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 }

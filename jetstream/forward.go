@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/panics"
 	"eventhub/jetstream/quota"
 )
@@ -56,7 +57,7 @@ func (h *handleTable) forward(ctx context.Context, handles []Handle, away map[st
 			case err != nil:
 				errs[at] = err
 			case answer[n] != forwardSettled:
-				errs[at] = ErrNotLeased
+				errs[at] = event.ErrNotLeased
 			}
 		}
 		return nil
@@ -92,7 +93,7 @@ func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, whi
 		h.log.DebugContext(ctx, "no answer from the hub that holds a lease; the client may settle again", slog.String("hub", hub), slog.Any("error", err))
 		return nil, ErrHubSilent
 	case noResponders(reply):
-		return nil, ErrNotLeased // the hub is gone, or cut off, and its leases with it
+		return nil, event.ErrNotLeased // the hub is gone, or cut off, and its leases with it
 	case len(reply.Data) != len(which):
 		return nil, ErrHubSilent
 	}

@@ -14,6 +14,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -136,7 +137,7 @@ func groupKey(t *topicInfo, group string) string {
 func (p *generations) get(ctx context.Context, t *topicInfo, group string) (generation, error) {
 	plain := generation{Generation: native.Generation{Number: 1, Consumer: t.consumerName(group)}}
 	m, err := p.records.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return plain, nil
 	}
 	if err != nil {
@@ -223,7 +224,7 @@ func readGeneration(m *storedMsg) (generation, bool) {
 // deletion reads the mark of a topic's stream at the leader; the zero value if there is none.
 func (p *generations) deletion(ctx context.Context, stream string) (generation, error) {
 	m, err := p.records.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return generation{}, nil
 	}
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -190,7 +191,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			}
 			return g, err
 		}
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return nil, b.unavailable(err)
 		}
 		from, err := b.startOf(ctx, t, j, &ptr, state)
@@ -261,7 +262,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 		b.records.deleteConsumer(ctx, t.stream.name, info.Name)
 	}
-	return nil, &Error{Code: CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
+	return nil, &event.Error{Code: event.CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
 }
 
 // mayMakeGroup counts a new group for the client that joins it, or returns the refusal. consumers
@@ -272,7 +273,7 @@ func (b *Bus) mayMakeGroup(ctx context.Context, t *topicInfo, j *joining, consum
 	}
 	if consumers >= t.stream.room {
 		b.obs.LimitReached("stream_groups")
-		return entry{}, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the topic has as many groups as there is room for on its stream, which is %d: have some deleted, or let them end by opts.groupTtlMs", t.stream.room)}
+		return entry{}, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the topic has as many groups as there is room for on its stream, which is %d: have some deleted, or let them end by opts.groupTtlMs", t.stream.room)}
 	}
 	if j.free {
 		return entry{}, nil
@@ -312,7 +313,8 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	if err != nil {
 		return nil, b.unavailable(fmt.Errorf("jetstream: take the TTL from consumer %s of stream %s: %w", info.Name, t.stream.name, err))
 	}
-	rev, err := b.records.generations.swap(ctx, t, name, ptr, durable) // other hubs hear of it by that
+	// other hubs read it there
+	rev, err := b.records.generations.swap(ctx, t, name, ptr, durable)
 	if err != nil {
 		return nil, b.records.unavailableUnless(err, errGroupMoved)
 	}
@@ -396,12 +398,12 @@ func (s *streams) freshTopic(ctx context.Context, topic, client string) (*topicI
 		if err == nil && native.StreamMade(info).Equal(t.stream.created) {
 			return t, info.State, nil
 		}
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return nil, natsjs.StreamState{}, s.unavailable(err)
 		}
 		s.forget(t.stream)
 	}
-	return nil, natsjs.StreamState{}, &Error{Code: CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
+	return nil, natsjs.StreamState{}, &event.Error{Code: event.CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
 }
 
 // freshExisting is freshTopic for those who read: it makes nothing, and returns ErrNotFound
@@ -413,9 +415,9 @@ func (s *streams) freshExisting(ctx context.Context, topic string) (*topicInfo, 
 	}
 	info, err := s.findStream(ctx, t.stream.name)
 	switch {
-	case errors.Is(err, ErrNotFound):
+	case errors.Is(err, event.ErrNotFound):
 		s.forget(t.stream)
-		return nil, natsjs.StreamState{}, ErrNotFound
+		return nil, natsjs.StreamState{}, event.ErrNotFound
 	case err != nil:
 		return nil, natsjs.StreamState{}, s.unavailable(err)
 	case !native.StreamMade(info).Equal(t.stream.created):
@@ -428,14 +430,14 @@ func (s *streams) freshExisting(ctx context.Context, topic string) (*topicInfo, 
 }
 
 // gone reports whether err says that a consumer, or its stream, does not exist.
-func gone(err error) bool { return errors.Is(err, ErrNotFound) || errors.Is(err, errStreamGone) }
+func gone(err error) bool { return errors.Is(err, event.ErrNotFound) || errors.Is(err, errStreamGone) }
 
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
 func (r *records) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
 	c, err := r.js.Consumer(ctx, t.stream.name, name)
 	switch {
 	case errors.Is(err, natsjs.ErrConsumerNotFound):
-		return nil, ErrNotFound
+		return nil, event.ErrNotFound
 	case errors.Is(err, natsjs.ErrStreamNotFound):
 		r.streams.forget(t.stream)
 		return nil, fmt.Errorf("%w: topic %s", errStreamGone, t.name)
@@ -444,7 +446,7 @@ func (r *records) consumer(ctx context.Context, t *topicInfo, name string) (*nat
 	}
 	info := c.CachedInfo()
 	if info.Config.AckPolicy != natsjs.AckExplicitPolicy || info.Config.DeliverSubject != "" {
-		return nil, &Error{Code: CodeSubscribeFailed, Msg: "a consumer of that name exists that is no group (it is a push consumer, or without explicit acks): choose another group name"}
+		return nil, &event.Error{Code: event.CodeSubscribeFailed, Msg: "a consumer of that name exists that is no group (it is a push consumer, or without explicit acks): choose another group name"}
 	}
 	return info, nil
 }
@@ -453,7 +455,7 @@ func (r *records) consumer(ctx context.Context, t *topicInfo, name string) (*nat
 // none, or when the group was deleted.
 func (r *records) groupConsumer(ctx context.Context, t *topicInfo, ptr *generation) (*natsjs.ConsumerInfo, error) {
 	if ptr.Deleted {
-		return nil, ErrNotFound
+		return nil, event.ErrNotFound
 	}
 	return r.consumer(ctx, t, ptr.Consumer)
 }
@@ -476,7 +478,7 @@ func (r *records) createConsumer(ctx context.Context, t *topicInfo, group, name 
 	}
 	c, err := r.js.CreateConsumer(ctx, t.stream.name, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
-		return nil, &Error{Code: CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one: have some deleted, or let them end by opts.groupTtlMs"}
+		return nil, &event.Error{Code: event.CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one: have some deleted, or let them end by opts.groupTtlMs"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create consumer %s of stream %s: %w", name, t.stream.name, err)

@@ -15,43 +15,44 @@ import (
 	"github.com/google/uuid"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
 func TestGroupStarts(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	after := func(id func([]Receipt) string) func([]*Event, []Receipt) SubscribeOptions {
-		return func(_ []*Event, r []Receipt) SubscribeOptions {
+	after := func(id func([]event.Receipt) string) func([]*event.Event, []event.Receipt) SubscribeOptions {
+		return func(_ []*event.Event, r []event.Receipt) SubscribeOptions {
 			return SubscribeOptions{From: FromAfterID(id(r))}
 		}
 	}
-	since := func(ts func([]*Event) int64) func([]*Event, []Receipt) SubscribeOptions {
-		return func(e []*Event, _ []Receipt) SubscribeOptions {
+	since := func(ts func([]*event.Event) int64) func([]*event.Event, []event.Receipt) SubscribeOptions {
+		return func(e []*event.Event, _ []event.Receipt) SubscribeOptions {
 			return SubscribeOptions{From: FromTime(time.UnixMilli(ts(e)))}
 		}
 	}
 	for name, c := range map[string]struct {
-		opts func([]*Event, []Receipt) SubscribeOptions
+		opts func([]*event.Event, []event.Receipt) SubscribeOptions
 		want []string
 	}{
-		"latest":         {func([]*Event, []Receipt) SubscribeOptions { return SubscribeOptions{} }, nil},
-		"earliest":       {func([]*Event, []Receipt) SubscribeOptions { return SubscribeOptions{From: FromEarliest} }, numbers(5)},
-		"after-middle":   {after(func(r []Receipt) string { return r[2].ID }), []string{"3", "4"}},
-		"after-last":     {after(func(r []Receipt) string { return r[4].ID }), nil},
-		"after-sequence": {after(func(r []Receipt) string { return r[1].Stream + "@2" }), []string{"2", "3", "4"}},
+		"latest":         {func([]*event.Event, []event.Receipt) SubscribeOptions { return SubscribeOptions{} }, nil},
+		"earliest":       {func([]*event.Event, []event.Receipt) SubscribeOptions { return SubscribeOptions{From: FromEarliest} }, numbers(5)},
+		"after-middle":   {after(func(r []event.Receipt) string { return r[2].ID }), []string{"3", "4"}},
+		"after-last":     {after(func(r []event.Receipt) string { return r[4].ID }), nil},
+		"after-sequence": {after(func(r []event.Receipt) string { return r[1].Stream + "@2" }), []string{"2", "3", "4"}},
 		// Older than the first event that is left: begins there.
-		"after-older": {after(func([]Receipt) string { return "01000000-0000-7000-8000-000000000000" }), numbers(5)},
-		"ts-zero":     {since(func([]*Event) int64 { return 0 }), numbers(5)},
-		"ts-first":    {since(func(e []*Event) int64 { return e[0].StoredAt / 1e6 }), numbers(5)},
-		"ts-behind":   {since(func(e []*Event) int64 { return e[4].StoredAt/1e6 + 1 }), nil},
-		"ts-future":   {since(func([]*Event) int64 { return time.Now().Add(time.Hour).UnixMilli() }), nil},
+		"after-older": {after(func([]event.Receipt) string { return "01000000-0000-7000-8000-000000000000" }), numbers(5)},
+		"ts-zero":     {since(func([]*event.Event) int64 { return 0 }), numbers(5)},
+		"ts-first":    {since(func(e []*event.Event) int64 { return e[0].StoredAt / 1e6 }), numbers(5)},
+		"ts-behind":   {since(func(e []*event.Event) int64 { return e[4].StoredAt/1e6 + 1 }), nil},
+		"ts-future":   {since(func([]*event.Event) int64 { return time.Now().Add(time.Hour).UnixMilli() }), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			topic := "start." + name
 			receipts := publish(t, b, topic, numbers(5)...)
-			var events []*Event
-			if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *Event) error { events = append(events, e); return nil }); err != nil {
+			var events []*event.Event
+			if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *event.Event) error { events = append(events, e); return nil }); err != nil {
 				t.Fatal(err)
 			}
 			k := take(t, b, topic, "g", c.opts(events, receipts))
@@ -68,7 +69,7 @@ func TestGroupStarts(t *testing.T) {
 	publish(t, b, "start", numbers(5)...)
 	for _, id := range []string{"nobody", "start@99", "other@1", "start@0", "0fffffff-0000-7000-8000-000000000000"} {
 		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID(id)}, ignore)
-		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeUnknownID {
+		if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodeUnknownID {
 			t.Errorf("%s: got %v", id, err)
 		}
 	}
@@ -386,7 +387,7 @@ func TestGroupTTL(t *testing.T) {
 	}
 	eventually(t, "the group disappears", func() bool {
 		_, err := b.Group("tab", "browser").Cursor(t.Context())
-		return errors.Is(err, ErrNotFound)
+		return errors.Is(err, event.ErrNotFound)
 	})
 }
 
@@ -411,7 +412,7 @@ func TestGroupsOfAFamilyAreApart(t *testing.T) {
 
 func scanned(t *testing.T, b *Bus, topic string) (n int, err error) {
 	t.Helper()
-	err = b.History(topic).Scan(t.Context(), ScanOptions{}, func(*Event) error { n++; return nil })
+	err = b.History(topic).Scan(t.Context(), ScanOptions{}, func(*event.Event) error { n++; return nil })
 	return n, err
 }
 
@@ -454,11 +455,11 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 	r := publish(t, b, "fan.one", "0", "1")
 	publish(t, b, "fan.two", "a")
 	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID("nobody"), Topics: []string{"fan.two"}}, ignore)
-	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeUnknownID {
+	if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodeUnknownID {
 		t.Errorf("got %v", err)
 	}
 	for _, topic := range []string{"fan.one", "fan.two"} {
-		if _, err := b.Group(topic, "g").Cursor(t.Context()); !errors.Is(err, ErrNotFound) {
+		if _, err := b.Group(topic, "g").Cursor(t.Context()); !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("%s has the group: %v", topic, err)
 		}
 	}
@@ -575,10 +576,10 @@ func TestReadsMakeNothingAndCountForNothing(t *testing.T) {
 	if err := full.js.DeleteStream(t.Context(), "r3"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Group("r3", "g").Cursor(t.Context()); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Group("r3", "g").Cursor(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := full.findStream(t.Context(), "r3"); !errors.Is(err, ErrNotFound) {
+	if _, err := full.findStream(t.Context(), "r3"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("a read made the stream anew: %v", err)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // GroupInfo is what operators want to know of a group. The figures are the server's own; reading
@@ -134,7 +136,7 @@ type GroupsPage struct {
 func (a Groups) List(ctx context.Context, page GroupsPage) (groups []GroupInfo, next string, err error) {
 	admin := a.admin
 	if page.Limit < 1 || page.Limit > MaxGroupsPage {
-		return nil, "", badOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxGroupsPage)
+		return nil, "", event.BadOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxGroupsPage)
 	}
 	r := &groupReader{admin: admin}
 	return walkGroups(ctx, admin, r, &page, maxGroupsSeen, func(at *foundGroup) (GroupInfo, error) {
@@ -158,7 +160,7 @@ type GroupCursor struct {
 func (a Groups) Cursors(ctx context.Context, page GroupsPage) (cursors []GroupCursor, next string, err error) {
 	admin := a.admin
 	if page.Limit < 1 || page.Limit > MaxCursorsPage {
-		return nil, "", badOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxCursorsPage)
+		return nil, "", event.BadOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxCursorsPage)
 	}
 	if err := ValidTopic(page.Topic); err != nil {
 		return nil, "", err
@@ -240,7 +242,7 @@ func walkGroups[T any](ctx context.Context, a *admin, r *groupReader, page *Grou
 func (a *admin) streamsOf(ctx context.Context, r *groupReader, topic string) (streams []string, err error) {
 	if topic != "" {
 		t, err := r.topic(ctx, topic)
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			return nil, nil
 		}
 		if err != nil {
@@ -259,7 +261,7 @@ func (r *groupReader) find(ctx context.Context, info *natsjs.ConsumerInfo, page 
 		return nil, nil //nolint:nilnil // as documented
 	}
 	t, err := r.topic(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil, nil //nolint:nilnil // as documented
 	}
 	if err != nil {
@@ -298,5 +300,5 @@ func parseGroupsNext(next string) (at groupsNext, err error) {
 			return at, nil
 		}
 	}
-	return groupsNext{}, badOptions("next is not what a page of groups has returned")
+	return groupsNext{}, event.BadOptions("next is not what a page of groups has returned")
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // pausedUntil is the end of a pause that nobody ends: the server knows pauses with an end only.
@@ -40,8 +42,8 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 		if err != nil {
 			return b.unavailable(err)
 		}
-		if _, err = b.records.groupConsumer(ctx, t, &ptr); errors.Is(err, ErrNotFound) {
-			return ErrNotFound
+		if _, err = b.records.groupConsumer(ctx, t, &ptr); errors.Is(err, event.ErrNotFound) {
+			return event.ErrNotFound
 		} else if err != nil {
 			return b.unavailable(err)
 		}
@@ -72,7 +74,7 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 		b.log.InfoContext(ctx, "group paused or resumed", slog.String("topic", g.topic), slog.String("group", group), slog.Bool("paused", paused))
 		return nil
 	}
-	return &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+	return &event.Error{Code: event.CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
 // pauseQueue has the server stop or go on with what was put back to a group. A queue whose consumer
@@ -102,7 +104,7 @@ const resumeWithin = 100 * time.Millisecond
 func (r *records) resumeConsumer(ctx context.Context, t *topicInfo, consumer string) error {
 	for within := resumeWithin; ; within *= 2 {
 		info, err := r.consumer(ctx, t, consumer)
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			return errGroupMoved
 		}
 		if err != nil {
@@ -144,7 +146,7 @@ func (m *member) groupPaused() {
 			continue
 		}
 		if d := s.out[i]; (d.m == m || d.m.main == m) && !d.begun {
-			s.remove(d, Returned)
+			s.remove(d, event.Returned)
 			back = append(back, d)
 		}
 	}

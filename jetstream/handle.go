@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
@@ -103,7 +104,7 @@ func (h Handles) read(ctx context.Context, text string, now time.Time) (Handle, 
 	case err != nil:
 		return Handle{}, err
 	case key == nil:
-		return Handle{}, ErrNotLeased
+		return Handle{}, event.ErrNotLeased
 	case !hmac.Equal(mac, macOf(key, body)):
 		return Handle{}, ErrBadHandle
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -104,8 +105,8 @@ func TestHandleKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := holdOne(t, buses[0], "u")
-	if err := settleText(t, open(), text); !errors.Is(err, ErrNotLeased) {
-		t.Errorf("at a hub that cannot know the key: %v, want %v", err, ErrNotLeased)
+	if err := settleText(t, open(), text); !errors.Is(err, event.ErrNotLeased) {
+		t.Errorf("at a hub that cannot know the key: %v, want %v", err, event.ErrNotLeased)
 	}
 	if err := settleText(t, buses[1], text); err != nil {
 		t.Errorf("at a hub that knows the key: %v", err)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // handlesBucket is the KV bucket with the keys that sign handles. All hubs of a NATS share them.
@@ -93,7 +95,7 @@ func (k *handleKeys) readSoonLocked() *keyReading {
 	k.next = r
 	after := max(handleKeysRetry-time.Since(k.tried), 0)
 	if !k.reads.start(func() { k.readAgain(r, after) }) {
-		k.next, r.err = nil, ErrClosed
+		k.next, r.err = nil, event.ErrClosed
 		close(r.done)
 	}
 	return r
@@ -121,7 +123,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	select {
 	case <-time.After(after):
 	case <-k.reads.ctx.Done():
-		r.err = ErrClosed
+		r.err = event.ErrClosed
 		return
 	}
 	k.reading.Lock()
@@ -174,7 +176,7 @@ func (k *handleKeys) load(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if _, err := c.Put(ctx, "keys", value, nil, entry.Revision); err != nil && !errors.Is(err, ErrKeyChanged) {
+		if _, err := c.Put(ctx, "keys", value, nil, entry.Revision); err != nil && !errors.Is(err, event.ErrKeyChanged) {
 			return err
 		}
 		// the next reading finds this key, or that of a hub that was quicker

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // Events come without any other call, and wait where the subscriber asks for that.
@@ -92,7 +94,7 @@ func TestAHeldIsBegunOnce(t *testing.T) {
 	if h.Valid() {
 		t.Error("valid after it was settled")
 	}
-	if err := d.Ack(); !errors.Is(err, ErrNotLeased) {
+	if err := d.Ack(); !errors.Is(err, event.ErrNotLeased) {
 		t.Errorf("settled twice: %v", err)
 	}
 
@@ -154,7 +156,7 @@ func TestWhatASubscriptionCannotBeIsSaid(t *testing.T) {
 	_, workers := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{Workers: 2}, ignore)
 	_, tooMany := b.Consume(t.Context(), "a", "g", SubscribeOptions{Workers: 10_001}, work)
 	for _, err := range []error{noHandler, noWork, workers, tooMany} {
-		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadOptions {
+		if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodeBadOptions {
 			t.Errorf("got %v", err)
 		}
 	}

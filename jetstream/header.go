@@ -1,12 +1,12 @@
 package jetstream
 
 import (
-	"fmt"
 	"strconv"
 
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/cloudevents"
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -25,10 +25,6 @@ const tombstone = native.Tombstone
 
 const maxSafeInteger = native.MaxTS
 
-func badOptions(format string, args ...any) *Error {
-	return &Error{Code: CodeBadOptions, Msg: fmt.Sprintf(format, args...)}
-}
-
 // fields are what native clients may say of an event, too.
 func (o *PublishOptions) fields() native.Fields {
 	return native.Fields{
@@ -40,21 +36,21 @@ func (o *PublishOptions) fields() native.Fields {
 // nil. Publisher.Admit also checks what the topic requires.
 func (o *PublishOptions) Validate() error {
 	if o.ExpectKeySequence != nil && o.Key == "" {
-		return badOptions("an expected key sequence needs a key")
+		return event.BadOptions("an expected key sequence needs a key")
 	}
 	if o.Tombstone && o.Key == "" {
-		return badOptions("opts.tombstone removes a key: give opts.key")
+		return event.BadOptions("opts.tombstone removes a key: give opts.key")
 	}
 	f := o.fields()
 	if err := f.Check(); err != nil {
-		return badOptions("opts.%v", err)
+		return event.BadOptions("opts.%v", err)
 	}
 	return nil
 }
 
 func validateID(id string) error {
 	if err := native.CheckID(id); err != nil {
-		return badOptions("opts.%v", err)
+		return event.BadOptions("opts.%v", err)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/quota"
 )
 
@@ -136,12 +137,12 @@ func (h *headrooms) ration(p *Publisher, s *stream, opts *PublishOptions, client
 	}
 	if wait > 0 {
 		h.core.obs.LimitReached("publish_rate")
-		return &Error{Code: CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
+		return &event.Error{Code: event.CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
 	}
 	if wait := h.stored.TakeN(client, int(taken)); wait > 0 && s.headroom.short() && !opts.Tombstone {
 		h.core.obs.LimitReached("storage_share")
 		h.core.often.Log(h.core.ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
-		return &Error{Code: CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}
+		return &event.Error{Code: event.CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}
 	}
 	p.advance.Add(taken - n)
 	return nil
@@ -177,7 +178,7 @@ func (h *headrooms) take(r *headroom, n int64, removal bool) bool {
 
 // storageLow is what clients are told while only the hub itself stores.
 func storageLow(cause error) error {
-	return &Error{Code: CodeStorageLow, Msg: "the event store has no room left for clients: nothing was stored; try again when events were removed, or the store was enlarged", Wait: headroomEvery, Err: cause}
+	return &event.Error{Code: event.CodeStorageLow, Msg: "the event store has no room left for clients: nothing was stored; try again when events were removed, or the store was enlarged", Wait: headroomEvery, Err: cause}
 }
 
 // storeFull reports whether NATS refused to store something because its disk is full, or the bound

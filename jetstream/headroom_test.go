@@ -12,6 +12,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -54,7 +55,7 @@ func flood(t *testing.T, b *Bus, topic, client string, inFlight int) error {
 	p.CountFor(client)
 	refused := make(chan error, 1)
 	payload := []byte(`"` + strings.Repeat("x", 64<<10) + `"`)
-	done := func(_ Receipt, err error) {
+	done := func(_ event.Receipt, err error) {
 		if err != nil {
 			select {
 			case refused <- err:
@@ -69,7 +70,7 @@ func flood(t *testing.T, b *Bus, topic, client string, inFlight int) error {
 			}
 		}
 		if err := p.PublishAsync(t.Context(), topic, payload, PublishOptions{}, done); err != nil {
-			done(Receipt{}, err)
+			done(event.Receipt{}, err)
 		}
 		select {
 		case err := <-refused:
@@ -131,7 +132,7 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 			acked, failed := k.next(), k.next()
 
 			eventually(t, "the store is low", func() bool {
-				if err := flood(t, b, "junk", "attacker", 4_096); codeOf(t, err) != CodeStorageLow {
+				if err := flood(t, b, "junk", "attacker", 4_096); codeOf(t, err) != event.CodeStorageLow {
 					t.Fatalf("the refusal is %v", err)
 				}
 				info, err := b.Admin().NATS().Info(t.Context())
@@ -145,18 +146,18 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 				return left <= min(b.limits.StorageReserve, room)/againPart && info.FileLow && !info.MemoryLow
 			})
 			for topic, opts := range map[string]PublishOptions{"orders": {}, "new": {}, "states": {Key: "k"}, "dlq.orders": {}, "junk": {Delay: time.Minute}} {
-				if code := publishFor(t, b, topic, "victim", opts); code != CodeStorageLow {
+				if code := publishFor(t, b, topic, "victim", opts); code != event.CodeStorageLow {
 					t.Errorf("a publish of a client to %s: %q", topic, code)
 				}
 			}
-			if _, err := b.streams.existing(t.Context(), "new"); !errors.Is(err, ErrNotFound) {
+			if _, err := b.streams.existing(t.Context(), "new"); !errors.Is(err, event.ErrNotFound) {
 				t.Errorf("a topic was made for a client: %v", err)
 			}
 			// An event that waits here takes nothing of the disk of a NATS elsewhere.
 			if err := b.publishing.publisher.Admit(t.Context(), "orders", []byte("1"), &PublishOptions{CountFor: "victim"}); (err != nil) != (cfg.Server != nil) {
 				t.Errorf("an event to publish later gets %v", err)
 			}
-			if code := publishFor(t, b, "orders", "", PublishOptions{Yield: true}); code != CodeStorageLow {
+			if code := publishFor(t, b, "orders", "", PublishOptions{Yield: true}); code != event.CodeStorageLow {
 				t.Errorf("a publish that can wait: %q", code)
 			}
 			if seen.limit("storage_reserve") == 0 {
@@ -196,7 +197,7 @@ func TestAClientStoresNoMoreThanItsShare(t *testing.T) {
 	seen := &counter{}
 	b := open(t, Config{Server: embedSmall(t, size), Observer: seen})
 	publish(t, b, "junk", "0")
-	if err := flood(t, b, "junk", "attacker", 16); codeOf(t, err) != CodeStorageLow || seen.limit("storage_share") == 0 {
+	if err := flood(t, b, "junk", "attacker", 16); codeOf(t, err) != event.CodeStorageLow || seen.limit("storage_share") == 0 {
 		t.Fatalf("the refusal is %v", err)
 	}
 	info, err := b.Admin().NATS().Info(t.Context())
@@ -211,7 +212,7 @@ func TestAClientStoresNoMoreThanItsShare(t *testing.T) {
 			t.Fatalf("another client gets %q", code)
 		}
 	}
-	if err := flood(t, b, "orders", "attacker", 1); codeOf(t, err) != CodeStorageLow {
+	if err := flood(t, b, "orders", "attacker", 1); codeOf(t, err) != event.CodeStorageLow {
 		t.Errorf("the client gets %v", err)
 	}
 }
@@ -223,8 +224,8 @@ func TestBytesOfAClientAreRationed(t *testing.T) {
 	seen := &counter{}
 	b := open(t, Config{Observer: seen, Limits: Limits{PublishRate: rate, PublishBurst: burst}})
 	err := flood(t, b, "junk", "greedy", 16)
-	refused, ok := errors.AsType[*Error](err)
-	if !ok || refused.Code != CodeRateLimited || refused.Wait <= 0 || refused.Wait > time.Second || seen.limit("publish_rate") == 0 {
+	refused, ok := errors.AsType[*event.Error](err)
+	if !ok || refused.Code != event.CodeRateLimited || refused.Wait <= 0 || refused.Wait > time.Second || seen.limit("publish_rate") == 0 {
 		t.Fatalf("the refusal is %v", err)
 	}
 	for _, client := range []string{"other", ""} {
@@ -248,13 +249,13 @@ func TestAFullNATSIsNoFaultOfTheEvent(t *testing.T) {
 	publish(t, b, "orders", "1")
 	limitAccount(t, s, 1)
 	_, err := b.Publish(t.Context(), "orders", []byte(`"`+strings.Repeat("x", 1000)+`"`), PublishOptions{})
-	if codeOf(t, err) != CodeStorageLow || Refused(err) {
+	if codeOf(t, err) != event.CodeStorageLow || Refused(err) {
 		t.Errorf("the refusal is %v", err)
 	}
 	if file, _ := b.Admin().NATS().StorageLow(); !file {
 		t.Error("the store is not low")
 	}
-	if _, err := b.Publish(t.Context(), "other", []byte("1"), PublishOptions{}); codeOf(t, err) != CodeStorageLow {
+	if _, err := b.Publish(t.Context(), "other", []byte("1"), PublishOptions{}); codeOf(t, err) != event.CodeStorageLow {
 		t.Errorf("a new topic gets %v", err)
 	}
 }

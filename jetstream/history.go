@@ -3,6 +3,8 @@ package jetstream
 import (
 	"context"
 	"errors"
+
+	"eventhub/jetstream/event"
 )
 
 // History reads the stored events of a topic, without a group. A History is a small value that
@@ -20,7 +22,7 @@ func (b *Bus) History(topic string) History { return History{b.reads, topic} }
 // ByID returns the event with an id. It returns ErrNotFound when there is no such event. Ids that
 // are not UUIDv7s are searched among the last 100,000 events. The search counts for the client, as
 // in ReadOptions.
-func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
+func (h History) ByID(ctx context.Context, id, client string) (*event.Event, error) {
 	r := h.reads
 	if err := FromAfterID(id).validate(); err != nil {
 		return nil, err
@@ -30,8 +32,8 @@ func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
 		return nil, err
 	}
 	seq, err := r.ids.find(ctx, t, id, state, client)
-	if unknown, ok := errors.AsType[*Error](err); ok && unknown.Code == CodeUnknownID || err == nil && seq == 0 {
-		return nil, ErrNotFound
+	if unknown, ok := errors.AsType[*event.Error](err); ok && unknown.Code == event.CodeUnknownID || err == nil && seq == 0 {
+		return nil, event.ErrNotFound
 	}
 	if err != nil {
 		return nil, err
@@ -41,7 +43,7 @@ func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
 		return nil, r.unavailableOrNil(err)
 	}
 	if e.ID != id || e.Topic != h.topic {
-		return nil, ErrNotFound // an id that tells its place is found when its event is gone
+		return nil, event.ErrNotFound // an id that tells its place is found when its event is gone
 	}
 	return e, nil
 }
@@ -49,7 +51,7 @@ func (h History) ByID(ctx context.Context, id, client string) (*Event, error) {
 // NextOfKey returns the first event of a key after a sequence of the topic's stream, read at the
 // stream's leader. It returns ErrNotFound when there is no such event or the topic does not exist.
 // A leader that was elected a moment ago may lack the newest events; Bounds tells how far it is.
-func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Event, error) {
+func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*event.Event, error) {
 	r, topic := h.reads, h.topic
 	t, err := r.streams.existing(ctx, topic)
 	if err != nil {
@@ -57,8 +59,8 @@ func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*Even
 	}
 	m, err := r.getMsg(ctx, t.stream.name, map[string]any{"seq": after + 1, "next_by_subj": keyedSubject(topic, key)})
 	if err != nil {
-		if errors.Is(err, ErrNotFound) {
-			return nil, ErrNotFound
+		if errors.Is(err, event.ErrNotFound) {
+			return nil, event.ErrNotFound
 		}
 		return nil, r.unavailable(err)
 	}

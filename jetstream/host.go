@@ -457,7 +457,8 @@ func (h *host) end() {
 	case <-time.After(noteWait):
 	}
 	b.log.Debug("the session with the owner of an ordered group has ended", slog.String("topic", o.group.topic.name), slog.String("group", o.group.name))
-	for _, s := range b.groups.membersOf(o.group) { // it may have ended because the consumer is gone
+	// it may have ended because the consumer is gone
+	for _, s := range b.groups.membersOf(o.group) {
 		s.mu.Lock()
 		for _, m := range s.members {
 			if m.group == o.group && m.seat != nil {

@@ -3,6 +3,8 @@ package jetstream
 import (
 	"slices"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // What a subscription holds and its subscriber does not take is given back when another member
@@ -82,7 +84,7 @@ func (s *Subscription) takeStale(m *member, now int64) (back []*Delivery, active
 			active = true
 			s.slowUntil = now + int64(slowFirst) // before remove asks for more
 		}
-		s.remove(d, Returned)
+		s.remove(d, event.Returned)
 		back = append(back, d)
 	}
 	s.dropParked()

@@ -12,6 +12,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/quota"
 )
 
@@ -95,7 +96,7 @@ func (x *idSearches) find(ctx context.Context, t *topicInfo, id string, state na
 // also be one of another topic that was stored in the millisecond of this topic's first event.
 func (x *idSearches) locate(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState, client string) (seq uint64, held bool, err error) {
 	unknown := func(why string) (uint64, bool, error) {
-		return 0, false, &Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
+		return 0, false, &event.Error{Code: event.CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
 	}
 	if stream, seq, ok := nativeID(id); ok && stream == t.stream.name {
 		if seq == 0 || seq > state.LastSeq {
@@ -131,7 +132,7 @@ func (x *idSearches) search(ctx context.Context, t *topicInfo, id string, state 
 	defer cancel()
 	if !x.places.Enter(ctx, client, idSearchQueue, func() { r.obs.LimitReached("id_searches") }) {
 		if ctx.Err() == nil {
-			return 0, &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("%d searches for afterId of this client run or wait: try again later", idSearchQueue)}
+			return 0, &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("%d searches for afterId of this client run or wait: try again later", idSearchQueue)}
 		}
 		return 0, errSearchLate(ctx)
 	}
@@ -155,7 +156,7 @@ func (x *idSearches) search(ctx context.Context, t *topicInfo, id string, state 
 }
 
 func errSearchLate(ctx context.Context) error {
-	return &Error{Code: CodeOverloaded, Msg: "the search for afterId did not end in time, because others run: try again", Err: ctx.Err()}
+	return &event.Error{Code: event.CodeOverloaded, Msg: "the search for afterId did not end in time, because others run: try again", Err: ctx.Err()}
 }
 
 // bounds are the first and the last sequence at which an event with the id may be.
@@ -302,7 +303,7 @@ func (x *idSearches) scan(ctx context.Context, t *topicInfo, id string, from, to
 // compare returns the sequence if its event has the id, else 0.
 func (x *idSearches) compare(ctx context.Context, t *topicInfo, seq uint64, id string) (uint64, error) {
 	switch e, err := x.reads.bySequence(ctx, t, seq); {
-	case errors.Is(err, ErrNotFound): // removed since
+	case errors.Is(err, event.ErrNotFound): // removed since
 		return 0, nil
 	case err != nil:
 		return 0, x.reads.unavailable(err)

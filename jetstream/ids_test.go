@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/event"
 )
 
 // used is the CPU time of this process, server and hub together.
@@ -58,15 +60,15 @@ func searchFor(tb testing.TB, b *Bus, topic, id, client string) error {
 func patiently(ask func() error) error {
 	for end := time.Now().Add(time.Minute); ; {
 		err := ask()
-		if late, ok := errors.AsType[*Error](err); !ok || late.Code != CodeOverloaded || time.Now().After(end) {
+		if late, ok := errors.AsType[*event.Error](err); !ok || late.Code != event.CodeOverloaded || time.Now().After(end) {
 			return err
 		}
 	}
 }
 
 func unknownID(err error) bool {
-	refused, ok := errors.AsType[*Error](err)
-	return ok && refused.Code == CodeUnknownID
+	refused, ok := errors.AsType[*event.Error](err)
+	return ok && refused.Code == event.CodeUnknownID
 }
 
 // Publishes are confirmed in any order, and others publish meanwhile.
@@ -128,7 +130,7 @@ func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	_, err := b.Subscribe(ctx, "places", "g", SubscribeOptions{From: FromAfterID("x"), CountFor: "busy"}, ignore)
-	if refused, ok := errors.AsType[*Error](err); !ok || refused.Code != CodeOverloaded {
+	if refused, ok := errors.AsType[*event.Error](err); !ok || refused.Code != event.CodeOverloaded {
 		t.Errorf("a search without a place: %v", err)
 	}
 	ctx, end := context.WithCancel(t.Context())
@@ -142,7 +144,7 @@ func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
 	for range tooMany {
 		select {
 		case err := <-results:
-			if refused, ok := errors.AsType[*Error](err); !ok || refused.Code != CodeRateLimited {
+			if refused, ok := errors.AsType[*event.Error](err); !ok || refused.Code != event.CodeRateLimited {
 				t.Errorf("one search too many: %v", err)
 			}
 		case <-time.After(wait / 2):

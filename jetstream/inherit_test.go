@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -19,7 +20,7 @@ func ended(t *testing.T, g Group) {
 	t.Helper()
 	eventuallyWithin(t, 30*time.Second+wait, "the group disappears", func() bool {
 		_, err := g.Cursor(t.Context())
-		return errors.Is(err, ErrNotFound)
+		return errors.Is(err, event.ErrNotFound)
 	})
 }
 
@@ -256,7 +257,7 @@ func TestOnlyWhatIsPutBackCounts(t *testing.T) {
 	}
 	fail(t, b, "a", "g", "no", n)
 	got, err := b.Admin().DeadLetters().Redrive(t.Context(), LetterFilter{Topic: "a"}, RedriveOptions{Client: "jwt:eve", Rate: 100})
-	if !hasCode(err, CodeRateLimited) || got.Done != 15 {
+	if !hasCode(err, event.CodeRateLimited) || got.Done != 15 {
 		t.Errorf("%+v, %v: want 15 done", got, err)
 	}
 }
@@ -326,7 +327,7 @@ func TestDueEventsThatCannotBeStoredCount(t *testing.T) {
 	for round := range 4 {
 		for range 10 {
 			_, err := b.Publish(t.Context(), "full", []byte("1"), PublishOptions{CountFor: "jwt:eve", Delay: 500 * time.Millisecond})
-			if hasCode(err, CodeOverloaded) && round > 0 {
+			if hasCode(err, event.CodeOverloaded) && round > 0 {
 				return
 			}
 			if err != nil {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // metaPattern is where a stream's metadata says which rule made it.
@@ -44,7 +46,7 @@ func (s *streams) listStreams(ctx context.Context) (*inventory, error) {
 		inv.add(info)
 	}
 	if s.closing() {
-		return nil, ErrClosed
+		return nil, event.ErrClosed
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
 		return nil, fmt.Errorf("nats at %s: list streams: %w", s.where(), err)
@@ -69,7 +71,7 @@ func (inv *inventory) complete(ctx context.Context) error {
 			info, err := inv.streams.findStream(ctx, name)
 			if err == nil {
 				inv.add(info)
-			} else if !errors.Is(err, ErrNotFound) {
+			} else if !errors.Is(err, event.ErrNotFound) {
 				return err
 			}
 		}

@@ -37,6 +37,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/quota"
 )
 
@@ -133,7 +134,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
 		return err
 	}
-	b.obs.Gauge(GaugeConnected, 1)
+	b.obs.Gauge(event.GaugeConnected, 1)
 	if err := b.handles.listen(); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.where(), err)
 	}
@@ -414,7 +415,7 @@ func (b *Bus) Close() error {
 // *StorageError. Ready is for readiness probes, and its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
 	if b.closing() {
-		return ErrClosed
+		return event.ErrClosed
 	}
 	if err := b.unstored.Load(); err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -99,7 +100,7 @@ func (k *keeping) soon() {
 // refused is what a publisher is told. The log says once that the topic is full (sayFull).
 func (k *keeping) refused() error {
 	k.soon()
-	return &Error{Code: CodeTopicFull, Msg: "the topic is full, and groups have not acknowledged its oldest events: nothing was stored, try again later"}
+	return &event.Error{Code: event.CodeTopicFull, Msg: "the topic is full, and groups have not acknowledged its oldest events: nothing was stored, try again later"}
 }
 
 // beyond reports whether a stream refused a message because of its bounds, and not for want of disk
@@ -193,7 +194,7 @@ func (a *admin) keep(ctx context.Context, t *topicInfo) error {
 	defer cancel()
 	k := t.stream.keep
 	info, err := a.findStream(ctx, t.stream.name)
-	if errors.Is(err, ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.stream.created) {
+	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.stream.created) {
 		a.streams.forget(t.stream)
 		return nil
 	}
@@ -362,7 +363,7 @@ func (a *admin) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo,
 		case err == nil && lately(&m.time):
 			delete(k.ignored, c.Name)
 			return true, nil
-		case err != nil && !errors.Is(err, ErrNotFound):
+		case err != nil && !errors.Is(err, event.ErrNotFound):
 			return false, err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -20,8 +21,8 @@ import (
 var rejectEvents = flag.Int("reject-events", 2_000, "events of TestRejectLosesNothing")
 
 func isTopicFull(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.Code == CodeTopicFull
+	e, ok := errors.AsType[*event.Error](err)
+	return ok && e.Code == event.CodeTopicFull
 }
 
 // Two hubs publish ten times as many events as there is room for, and two groups read them on both:
@@ -174,12 +175,12 @@ func TestRejectWaitsForTheSlowest(t *testing.T) {
 
 // ignoring counts groups that hold nothing any more.
 type ignoring struct {
-	nopObserver
+	event.NopObserver
 	groups atomic.Int32
 }
 
-func (i *ignoring) Topic(string) TopicObserver { return i }
-func (i *ignoring) GroupIgnored()              { i.groups.Add(1) }
+func (i *ignoring) Topic(string) event.TopicObserver { return i }
+func (i *ignoring) GroupIgnored()                    { i.groups.Add(1) }
 
 // A group without members holds a topic no longer than its age; one with members does, however long
 // they take.

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 const (
@@ -105,7 +107,7 @@ func (k *keySet) read() <-chan struct{} {
 		defer k.mu.Unlock()
 		k.reading = false
 		if err != nil {
-			if publishing.ctx.Err() == nil && !errors.Is(err, ErrNotFound) {
+			if publishing.ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
 				publishing.log.WarnContext(publishing.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
 			}
 			return
@@ -203,17 +205,17 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 			if again { // others may have removed some
 				k.read()
 			}
-			return "max_keys", &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: ErrMaxKeys}
+			return "max_keys", &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: ErrMaxKeys}
 		}
 		counts := !known && client != "" && !strings.HasPrefix(client, ownClient)
 		if counts && publishing.keyShares.Wait(client) > 0 {
 			k.mu.Unlock()
-			return "key_share", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics in 30 days, which is its limit: one more is allowed every %v",
+			return "key_share", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics in 30 days, which is its limit: one more is allowed every %v",
 				publishing.limits.KeyShare, max(keyShareTime/time.Duration(publishing.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
 		}
 		if counts && publishing.newKeys.Take(client) > 0 {
 			k.mu.Unlock()
-			return "keys_per_client", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", publishing.limits.KeysPerClient, publishing.limits.KeyRate)}
+			return "keys_per_client", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", publishing.limits.KeysPerClient, publishing.limits.KeyRate)}
 		}
 		if counts {
 			publishing.keyShares.Take(client)

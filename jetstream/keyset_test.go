@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -17,7 +18,7 @@ func codeOf(tb testing.TB, err error) string {
 	if err == nil {
 		return ""
 	}
-	e, ok := errors.AsType[*Error](err)
+	e, ok := errors.AsType[*event.Error](err)
 	if !ok {
 		tb.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func TestMaxKeys(t *testing.T) {
 	knows(other)
 	full := func(b *Bus) {
 		t.Helper()
-		if err := putKey(t, b, "", "state.few", "one more", false); codeOf(t, err) != CodeOverloaded || !strings.Contains(err.Error(), "max_keys") {
+		if err := putKey(t, b, "", "state.few", "one more", false); codeOf(t, err) != event.CodeOverloaded || !strings.Contains(err.Error(), "max_keys") {
 			t.Errorf("one key more: %v", err)
 		}
 	}
@@ -115,11 +116,11 @@ func TestNewKeysOfAClient(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := codeOf(t, putKey(t, b, "eve", "state.0", "more", false)); got != CodeRateLimited {
+	if got := codeOf(t, putKey(t, b, "eve", "state.0", "more", false)); got != event.CodeRateLimited {
 		t.Errorf("a fifth key: %q", got)
 	}
 	// An event that is published later counts now.
-	if got := codeOf(t, b.NewPublisher().Reserve(t.Context(), "state.0", "later", "eve")); got != CodeRateLimited {
+	if got := codeOf(t, b.NewPublisher().Reserve(t.Context(), "state.0", "later", "eve")); got != event.CodeRateLimited {
 		t.Errorf("a key of an event that is published later: %q", got)
 	}
 	if err := b.NewPublisher().Reserve(t.Context(), "state.0", "0", "eve"); err != nil {
@@ -150,17 +151,17 @@ func TestKeyShareOfAClient(t *testing.T) {
 			}
 		}
 	}
-	if got := codeOf(t, putKey(t, b, "eve", "state.a", "more", false)); got != CodeRateLimited {
+	if got := codeOf(t, putKey(t, b, "eve", "state.a", "more", false)); got != event.CodeRateLimited {
 		t.Errorf("a key more: %q", got)
 	}
 	if got := obs.limit("key_share"); got != 1 {
 		t.Errorf("the limit was reached %v times", got)
 	}
-	eventually(t, "removed keys are counted", func() bool { return obs.gauge(GaugeKeysRemoved) == share })
+	eventually(t, "removed keys are counted", func() bool { return obs.gauge(event.GaugeKeysRemoved) == share })
 	for _, c := range []struct{ client, key string }{{"eve", "0"}, {"victim", "more"}, {"eve", "more"}, {"", "of the hub"}} {
 		if err := putKey(t, b, c.client, "state.a", c.key, false); err != nil {
 			t.Errorf("%s: %v", c.key, err)
 		}
 	}
-	eventually(t, "a key that was made again counts no more", func() bool { return obs.gauge(GaugeKeysRemoved) == share-1 })
+	eventually(t, "a key that was made again counts no more", func() bool { return obs.gauge(event.GaugeKeysRemoved) == share-1 })
 }

@@ -12,6 +12,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -63,7 +64,7 @@ type listedGroups struct {
 
 // list reads the consumers of a stream.
 func (l *listedGroups) list(ctx context.Context, a *admin, stream string) error {
-	for page, err := range a.streams.consumerPages(ctx, stream, "", 0) { //nolint:contextcheck // what stuck groups are asked outlives the list
+	for page, err := range a.streams.consumerPages(ctx, stream, "", 0) {
 		if err != nil {
 			return err
 		}
@@ -125,7 +126,7 @@ func (e *lagEvents) set(known map[string]*knownEvents) {
 func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 	admin := a.admin
 	if limit < 1 || limit > MaxLags {
-		return AllLags{}, badOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)
+		return AllLags{}, event.BadOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)
 	}
 	streams, err := admin.streams.streamNames(ctx)
 	if err != nil {
@@ -179,7 +180,7 @@ func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 // exist any more, and an empty Lag for one of which nothing is known.
 func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *listedGroups) (*Lag, error) {
 	t, err := r.topic(ctx, at.topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil, nil //nolint:nilnil // as documented
 	}
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // TestReadsBesideAReplicaThatIsBehind kills a follower, stores much without it, and reads what was
@@ -34,7 +36,7 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 	p := b.NewPublisher()
 	large := bytes.Repeat([]byte("1"), 64<<10)
 	for range 500 {
-		if err := p.PublishAsync(t.Context(), "orders", large, PublishOptions{}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "orders", large, PublishOptions{}, func(_ event.Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -54,7 +56,7 @@ func TestReadsBesideAReplicaThatIsBehind(t *testing.T) {
 		ids, complete, err := b.History("orders").FindIDs(ctx, IDSearch{Key: "k", IDs: []string{"wanted"}, Since: since.Add(-time.Second)})
 		scanned := 0
 		if err == nil {
-			err = b.History("orders").Scan(ctx, ScanOptions{From: FromAfterID("first"), Key: "k"}, func(*Event) error { scanned++; return nil })
+			err = b.History("orders").Scan(ctx, ScanOptions{From: FromAfterID("first"), Key: "k"}, func(*event.Event) error { scanned++; return nil })
 		}
 		cancel()
 		switch {

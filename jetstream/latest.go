@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"sync"
+
+	"eventhub/jetstream/event"
 )
 
 // Bounds of reads by key.
@@ -29,7 +31,7 @@ func (b *Bus) Keys(topic string) Keys { return Keys{b.reads, topic} }
 // stream has no event of the key left, the leader of the bucket. Get therefore sees every publish
 // that was confirmed before the call. The event is a Tombstone when the key was removed. Get
 // returns ErrNotFound when the key is unknown or the topic does not exist.
-func (k Keys) Get(ctx context.Context, key string) (*Event, error) {
+func (k Keys) Get(ctx context.Context, key string) (*event.Event, error) {
 	r, topic := k.reads, k.topic
 	t, err := r.streams.readable(ctx, topic)
 	if err != nil {
@@ -39,12 +41,12 @@ func (k Keys) Get(ctx context.Context, key string) (*Event, error) {
 	return e, r.readFailed(err)
 }
 
-func (r *reads) latest(ctx context.Context, t *topicInfo, key string) (*Event, error) {
+func (r *reads) latest(ctx context.Context, t *topicInfo, key string) (*event.Event, error) {
 	m, err := r.lastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
 	if err == nil {
 		return t.event(m), nil
 	}
-	if t.bucket == nil || !errors.Is(err, ErrNotFound) {
+	if t.bucket == nil || !errors.Is(err, event.ErrNotFound) {
 		return nil, err
 	}
 	if m, err = r.lastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
@@ -52,7 +54,7 @@ func (r *reads) latest(ctx context.Context, t *topicInfo, key string) (*Event, e
 	}
 	e, _, ok := t.entry(m)
 	if !ok {
-		return nil, ErrNotFound
+		return nil, event.ErrNotFound
 	}
 	e.Gone = true
 	return e, nil
@@ -60,7 +62,7 @@ func (r *reads) latest(ctx context.Context, t *topicInfo, key string) (*Event, e
 
 // readFailed keeps what callers know of errors, and hides the rest from clients.
 func (r *reads) readFailed(err error) error {
-	if err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || errors.Is(err, event.ErrNotFound) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return r.unavailable(err)
@@ -71,19 +73,19 @@ func (r *reads) readFailed(err error) error {
 // keys from the bucket of a compacted topic, or from the stream of another topic, at any replica.
 // Such reads may lag, usually by less than a millisecond (RELIABILITY.md). The topic need not be
 // compacted. A topic that does not exist has no keys.
-func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*Event, error) {
+func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*event.Event, error) {
 	b, topic := k.reads, k.topic
 	if len(keys) < 2 {
 		return k.GetConsistent(ctx, keys)
 	}
 	t, err := b.streams.readable(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
-		return map[string]*Event{}, nil
+	if errors.Is(err, event.ErrNotFound) {
+		return map[string]*event.Event{}, nil
 	}
 	if err != nil {
 		return nil, b.readFailed(err)
 	}
-	r := keysRead{reads: b, topic: t, found: make(map[string]*Event, len(keys)), bucket: t.bucket != nil}
+	r := keysRead{reads: b, topic: t, found: make(map[string]*event.Event, len(keys)), bucket: t.bucket != nil}
 	if err := r.all(ctx, keys); err != nil {
 		return nil, b.readFailed(err)
 	}
@@ -95,7 +97,7 @@ type keysRead struct {
 	reads  *reads
 	topic  *topicInfo
 	bucket bool // read there, else from the topic's stream
-	found  map[string]*Event
+	found  map[string]*event.Event
 }
 
 func (r *keysRead) all(ctx context.Context, keys []string) error {
@@ -189,11 +191,11 @@ func (r *keysRead) take(m *storedMsg) {
 
 // GetConsistent is GetMany, but reads every key as Get does. It costs one request to the leader per
 // key.
-func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*Event, error) {
+func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*event.Event, error) {
 	r, topic := k.reads, k.topic
-	found := make(map[string]*Event, len(keys))
+	found := make(map[string]*event.Event, len(keys))
 	t, err := r.streams.readable(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return found, nil
 	}
 	if err == nil {
@@ -206,7 +208,7 @@ func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*Eve
 }
 
 // eachLatestOf reads keys at the leader into found, a few at a time.
-func (r *reads) eachLatestOf(ctx context.Context, t *topicInfo, keys []string, found map[string]*Event) error {
+func (r *reads) eachLatestOf(ctx context.Context, t *topicInfo, keys []string, found map[string]*event.Event) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var readers sync.WaitGroup
@@ -224,7 +226,7 @@ func (r *reads) eachLatestOf(ctx context.Context, t *topicInfo, keys []string, f
 				next++
 				mu.Unlock()
 				e, err := r.latest(ctx, t, key)
-				if err != nil && !errors.Is(err, ErrNotFound) {
+				if err != nil && !errors.Is(err, event.ErrNotFound) {
 					cancel(err)
 					return
 				}

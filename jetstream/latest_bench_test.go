@@ -10,6 +10,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // benchKeys returns the number of keys of BenchmarkLatest.
@@ -122,12 +124,12 @@ func benchmarkLatest(b *testing.B, bus *Bus, url, topic string) {
 			check(json.Unmarshal(m.Data, &answer))
 		}},
 		{"all/bus", func() {
-			check(bus.Keys(topic).Each(b.Context(), func(*Event) error { return nil }))
+			check(bus.Keys(topic).Each(b.Context(), func(*event.Event) error { return nil }))
 		}},
 		{"all/kv", func() { watchNatively(b, kv.WatchAll) }},
 		{"watch/bus", func() {
 			stop := errors.New("stop")
-			err := bus.Keys(topic).Watch(b.Context(), nil, func(e *Event) error {
+			err := bus.Keys(topic).Watch(b.Context(), nil, func(e *event.Event) error {
 				if e == nil {
 					return stop
 				}

@@ -14,12 +14,14 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // compactedRules compact the topics that begin with state.
 var compactedRules = []TopicRule{{Pattern: "state.**", Compaction: true}}
 
-func set(tb testing.TB, b *Bus, topic, key, payload string) Receipt {
+func set(tb testing.TB, b *Bus, topic, key, payload string) event.Receipt {
 	tb.Helper()
 	r, err := b.Publish(tb.Context(), topic, []byte(payload), PublishOptions{Key: key})
 	if err != nil {
@@ -28,7 +30,7 @@ func set(tb testing.TB, b *Bus, topic, key, payload string) Receipt {
 	return r
 }
 
-func remove(tb testing.TB, b *Bus, topic, key string) Receipt {
+func remove(tb testing.TB, b *Bus, topic, key string) event.Receipt {
 	tb.Helper()
 	r, err := b.Publish(tb.Context(), topic, []byte("null"), PublishOptions{Key: key, Tombstone: true})
 	if err != nil {
@@ -53,7 +55,7 @@ func nativeConn(tb testing.TB, url string) (*nats.Conn, natsjs.JetStream) {
 }
 
 // filled waits until the bucket of a topic has the event.
-func filled(tb testing.TB, b *Bus, topic, key string, r Receipt) {
+func filled(tb testing.TB, b *Bus, topic, key string, r event.Receipt) {
 	tb.Helper()
 	k := newBucket(topic)
 	eventually(tb, "the bucket has key "+key, func() bool {
@@ -67,7 +69,7 @@ func filled(tb testing.TB, b *Bus, topic, key string, r Receipt) {
 }
 
 // payloadsOf is what a read by keys gave.
-func payloadsOf(events map[string]*Event) map[string]string {
+func payloadsOf(events map[string]*event.Event) map[string]string {
 	got := make(map[string]string)
 	for key, e := range events {
 		got[key] = string(e.Payload)
@@ -108,7 +110,7 @@ func TestLatestSeesWhatWasConfirmed(t *testing.T) {
 func TestReadsMakeNothing(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
-	if _, err := b.Keys("state.a").Get(t.Context(), "k"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Keys("state.a").Get(t.Context(), "k"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 	for _, keys := range [][]string{nil, {"k"}, {"k", "l"}} {
@@ -119,7 +121,7 @@ func TestReadsMakeNothing(t *testing.T) {
 	if got, err := b.Keys("state.a").Page(t.Context(), 0, 10); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
-	if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error { return fmt.Errorf("got %v", e) }); err != nil {
+	if err := b.Keys("state.a").Each(t.Context(), func(e *event.Event) error { return fmt.Errorf("got %v", e) }); err != nil {
 		t.Error(err)
 	}
 	for info := range b.js.ListStreams(t.Context()).Info() {
@@ -147,7 +149,7 @@ func TestGetManyOfManyKeys(t *testing.T) {
 				delete(want, key)
 				payload = ""
 			}
-			if err := p.PublishAsync(t.Context(), topic, []byte(payload), opts, func(_ Receipt, err error) {
+			if err := p.PublishAsync(t.Context(), topic, []byte(payload), opts, func(_ event.Receipt, err error) {
 				if err != nil {
 					t.Error(err)
 				}
@@ -178,7 +180,7 @@ func TestGetManyOfLargePayloads(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	payload := `"` + strings.Repeat("x", 900<<10) + `"`
 	var keys []string
-	var r Receipt
+	var r event.Receipt
 	for i := range 24 {
 		keys = append(keys, "k"+strconv.Itoa(i))
 		r = set(t, b, "state.a", keys[i], payload)
@@ -258,7 +260,7 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 		return n
 	}
 	before := subscriptions()
-	none := func(*Event) error { return nil }
+	none := func(*event.Event) error { return nil }
 	for i := range 40 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
 		_, _ = b.Keys("state.a").Page(ctx, 40*i, 1_000)
@@ -282,8 +284,8 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 func TestTailOfNoTopic(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	err := b.History("no topic").Tail(t.Context(), "", 0, func(*Event) error { return nil })
-	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
+	err := b.History("no topic").Tail(t.Context(), "", 0, func(*event.Event) error { return nil })
+	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadTopic {
 		t.Errorf("got %v", err)
 	}
 }
@@ -296,7 +298,7 @@ func TestKeysOfEveryByte(t *testing.T) {
 	for c := range 128 {
 		keys = append(keys, "b"+string(rune(c)))
 	}
-	var r Receipt
+	var r event.Receipt
 	for i, key := range keys {
 		r = set(t, b, "state.bytes", key, strconv.Itoa(i))
 	}
@@ -334,19 +336,19 @@ func TestCompactedTopicRefuses(t *testing.T) {
 		code    string
 		names   string
 	}{
-		{"no key", []byte("1"), PublishOptions{}, CodeBadOptions, "topic state.a keeps the newest event of each key: give opts.key"},
-		{"tombstone without key", nil, PublishOptions{Tombstone: true}, CodeBadOptions, "opts.key"},
-		{"tombstone with payload", []byte("1"), PublishOptions{Key: "k", Tombstone: true}, CodeBadOptions, "payload"},
-		{"large payload", bytes.Repeat([]byte("1"), 101), PublishOptions{Key: "k"}, CodePublishFailed, "101 bytes, at most 100"},
+		{"no key", []byte("1"), PublishOptions{}, event.CodeBadOptions, "topic state.a keeps the newest event of each key: give opts.key"},
+		{"tombstone without key", nil, PublishOptions{Tombstone: true}, event.CodeBadOptions, "opts.key"},
+		{"tombstone with payload", []byte("1"), PublishOptions{Key: "k", Tombstone: true}, event.CodeBadOptions, "payload"},
+		{"large payload", bytes.Repeat([]byte("1"), 101), PublishOptions{Key: "k"}, event.CodePublishFailed, "101 bytes, at most 100"},
 	}
 	for range 2 { // before the topic exists, and when it does
 		for _, c := range cases {
 			_, err := b.Publish(t.Context(), "state.a", c.payload, c.opts)
-			if known, ok := errors.AsType[*Error](err); !ok || known.Code != c.code || !strings.Contains(known.Msg, c.names) {
+			if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != c.code || !strings.Contains(known.Msg, c.names) {
 				t.Errorf("%s: got %v", c.name, err)
 			}
 		}
-		if _, err := b.findStream(t.Context(), objectName("state.a")); b.streams.known("state.a") == nil && !errors.Is(err, ErrNotFound) {
+		if _, err := b.findStream(t.Context(), objectName("state.a")); b.streams.known("state.a") == nil && !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("a refused publish made the topic: %v", err)
 		}
 		set(t, b, "state.a", "k", "1")
@@ -384,7 +386,7 @@ func TestNativeTombstones(t *testing.T) {
 	url := natsServer(t)
 	b := open(t, Config{URL: url, Topics: compactedRules})
 	nc, _ := nativeConn(t, url)
-	var r Receipt
+	var r event.Receipt
 	for _, op := range []string{"DEL", "PURGE"} {
 		set(t, b, "state.a", "k", "1")
 		m := &nats.Msg{Subject: keyedSubject("state.a", "k"), Data: []byte("whatever"), Header: nats.Header{"KV-Operation": {op}}}
@@ -395,7 +397,7 @@ func TestNativeTombstones(t *testing.T) {
 		if err != nil || !e.Tombstone || !strings.Contains(string(e.AppendRecord(nil)), `"payload":null`) {
 			t.Errorf("%s: %+v, %v", op, e, err)
 		}
-		r = Receipt{Sequence: e.Sequence}
+		r = event.Receipt{Sequence: e.Sequence}
 	}
 	filled(t, b, "state.a", "k", r)
 	if got, err := b.Keys("state.a").GetMany(t.Context(), []string{"k", "l"}); err != nil || len(got) != 0 {
@@ -472,7 +474,7 @@ func TestKeyWhoseEventsAreGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Publish(t.Context(), "state.a", []byte("3"), PublishOptions{Key: "k", ExpectKeySequence: &none}); !errors.Is(err, ErrKeyChanged) {
+	if _, err := b.Publish(t.Context(), "state.a", []byte("3"), PublishOptions{Key: "k", ExpectKeySequence: &none}); !errors.Is(err, event.ErrKeyChanged) {
 		t.Errorf("got %v", err)
 	}
 	filled(t, b, "state.a", "k", r)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/event"
 )
 
 // minTick is the shortest time between two looks at the leases of a subscription. Expiry is noticed
@@ -80,18 +82,18 @@ func (s *Subscription) unlease(d *Delivery) {
 
 // remove ends a delivery. It reports whether the caller may tell the server: not when it had ended
 // before, and not when the server may have given the event to another member.
-func (s *Subscription) remove(d *Delivery, how Outcome) bool {
+func (s *Subscription) remove(d *Delivery, how event.Outcome) bool {
 	return s.removeAt(d, how, s.bus.clock.now())
 }
 
 // removeAt is remove for callers that have just read the clock.
-func (s *Subscription) removeAt(d *Delivery, how Outcome, now int64) bool {
+func (s *Subscription) removeAt(d *Delivery, how event.Outcome, now int64) bool {
 	if d.index < 0 {
 		return false
 	}
 	ours := d.usable(now)
 	if !ours {
-		how = Dropped
+		how = event.Dropped
 	}
 	last := s.out[len(s.out)-1]
 	s.out[d.index], last.index = last, d.index
@@ -135,26 +137,26 @@ func (s *Subscription) removeAt(d *Delivery, how Outcome, now int64) bool {
 }
 
 // ended notes in the group how a delivery ended.
-func (d *Delivery) ended(how Outcome) {
+func (d *Delivery) ended(how event.Outcome) {
 	g := d.group
-	if how == Acked && d.delivered <= 1 && d.Attempt <= 1 {
+	if how == event.Acked && d.delivered <= 1 && d.Attempt <= 1 {
 		return // nothing was noted of it
 	}
 	full := false
 	g.mu.Lock()
 	switch {
-	case how == Acked:
+	case how == event.Acked:
 		full = g.known.settled(d.seq, d.delivered, g.bus.clock.now(), g.bus.limits.AttemptsKnown)
 	case d.begun && d.resolved:
 		full = g.known.failed(d.seq, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
-		if how == DeadLettered {
+		if how == event.DeadLettered {
 			g.known.over(d.seq)
 		}
-	case d.failed != nil && how == DeadLettered:
+	case d.failed != nil && how == event.DeadLettered:
 		full = g.known.spare(d.seq, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
 		g.known.over(d.seq)
 	}
-	if how != Acked { // a dead letter may fail to be stored
+	if how != event.Acked { // a dead letter may fail to be stored
 		g.track.addUnsettled(d.seq)
 	}
 	g.mu.Unlock()
@@ -169,7 +171,7 @@ func (s *Subscription) takeHeld() []*Delivery {
 	for i := len(s.out) - 1; i >= 0; i-- {
 		if d := s.out[i]; !d.begun {
 			// what is not ours any more is not given back, but counts for no attempt either
-			s.remove(d, Returned)
+			s.remove(d, event.Returned)
 			back = append(back, d)
 		}
 	}
@@ -223,7 +225,7 @@ func (s *Subscription) giveBackAll(back []*Delivery, lost bool) {
 func (s *Subscription) drop(which func(*Delivery) bool) {
 	for i := len(s.out) - 1; i >= 0; i-- {
 		if i < len(s.out) && which(s.out[i]) {
-			s.remove(s.out[i], Dropped)
+			s.remove(s.out[i], event.Dropped)
 		}
 	}
 	s.dropParked()
@@ -308,14 +310,14 @@ func (s *Subscription) tick() {
 		f := &d.group.fence
 		switch {
 		case !d.usable(now):
-			s.remove(d, Dropped)
+			s.remove(d, event.Dropped)
 			if !d.begun {
 				unseen = append(unseen, d)
 			}
 		case d.begun && !d.writing && d.deadline <= now:
-			if s.lastAttempt(d) && s.remove(d, DeadLettered) {
+			if s.lastAttempt(d) && s.remove(d, event.DeadLettered) {
 				failed = append(failed, d)
-			} else if s.remove(d, Expired) {
+			} else if s.remove(d, event.Expired) {
 				expired = append(expired, d)
 			}
 		default:

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/event"
 )
 
 func TestMaxInFlightHoldsAcrossTopics(t *testing.T) {
@@ -56,7 +57,7 @@ func TestFilterSettlesWhatItRefuses(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	receipts := publish(t, b, "filter", numbers(300)...)
-	k := take(t, b, "filter", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 2, Filter: func(e *Event) bool { return e.Payload[0] == '9' }})
+	k := take(t, b, "filter", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 2, Filter: func(e *event.Event) bool { return e.Payload[0] == '9' }})
 	want := []string{"9", "90", "91", "92", "93", "94", "95", "96", "97", "98", "99"}
 	if got := k.payloads(len(want)); !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
@@ -133,13 +134,13 @@ func TestALeaseThatTheHubMayHaveLostIsNotSettled(t *testing.T) {
 	k.sub.mu.Lock()
 	late.touched -= int64(26 * time.Second) // as if the server had not heard of it for so long
 	k.sub.mu.Unlock()
-	if err := late.Ack(); !errors.Is(err, ErrNotLeased) {
+	if err := late.Ack(); !errors.Is(err, event.ErrNotLeased) {
 		t.Errorf("got %v", err)
 	}
 	if err := fresh.Ack(); err != nil {
 		t.Errorf("got %v", err)
 	}
-	if err := fresh.Ack(); !errors.Is(err, ErrNotLeased) {
+	if err := fresh.Ack(); !errors.Is(err, event.ErrNotLeased) {
 		t.Errorf("settled twice: %v", err)
 	}
 }
@@ -169,7 +170,7 @@ func forgetsItsLeases(t *testing.T, cfg Config, stall func(*Bus)) {
 		k := take(t, b, "stall", "g", SubscribeOptions{From: FromEarliest, AckTimeout: time.Minute})
 		d := k.next()
 		stall(b)
-		if err := d.Ack(); !errors.Is(err, ErrNotLeased) {
+		if err := d.Ack(); !errors.Is(err, event.ErrNotLeased) {
 			return fmt.Errorf("the ack of a lease from before: %v", err) //nolint:errorlint // may be nil
 		}
 		again := k.next()

@@ -6,13 +6,14 @@ import (
 	"errors"
 	"math"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/ordered"
 )
 
 // lending is an event on its way from the owner of its group to a member.
 type lending struct {
 	loan      *loan
-	event     Event
+	event     event.Event
 	attempt   int
 	delivered int // how often the server has given the event to a hub
 	seq       uint64

@@ -3,13 +3,15 @@ package jetstream
 import (
 	"reflect"
 	"testing"
+
+	"eventhub/jetstream/event"
 )
 
 // An event that is lent over NATS arrives as it was, whichever fields it has.
 func TestLendingsArriveAsTheyWere(t *testing.T) {
 	t.Parallel()
 	g := &group{topic: &topicInfo{name: "orders", stream: &stream{name: "S"}}}
-	whole := Event{
+	whole := event.Event{
 		ID: "id", TS: 1, Topic: "orders", Key: "k", SID: "sid", Headers: map[string]string{"a": "1", "b": ""}, CausedBy: []string{"x", "y"}, Tags: []string{"t"},
 		Partition: 7, HasPartition: true, Payload: []byte("payload\x00"), Tombstone: true, Stream: "other", Sequence: 1 << 60, Gone: true, StoredAt: 1795199112245e6,
 	}
@@ -19,7 +21,7 @@ func TestLendingsArriveAsTheyWere(t *testing.T) {
 			t.Fatalf("the test has no %s", fields.Type().Field(i).Name)
 		}
 	}
-	native := Event{ID: "S@5", TS: -1, Topic: "orders", Payload: []byte{}, Stream: "S", Sequence: 5, StoredAt: 5}
+	native := event.Event{ID: "S@5", TS: -1, Topic: "orders", Payload: []byte{}, Stream: "S", Sequence: 5, StoredAt: 5}
 	var sent []byte
 	want := []lending{
 		{event: whole, attempt: 2, delivered: 3, seq: 9, size: 1 << 20, group: g},

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // letterOf stores a dead letter of an event for a group.
@@ -44,12 +46,12 @@ func TestCountsFollowTheLetters(t *testing.T) {
 			}
 		case 1:
 			what = "a purge"
-			if _, err := b.Admin().Topic("dlq."+topic).Purge(t.Context(), PurgeOptions{All: true, Needed: true}); err != nil && !errors.Is(err, ErrNotFound) {
+			if _, err := b.Admin().Topic("dlq."+topic).Purge(t.Context(), PurgeOptions{All: true, Needed: true}); err != nil && !errors.Is(err, event.ErrNotFound) {
 				t.Fatal(err)
 			}
 		case 2:
 			what = "a stream created again"
-			if err := b.Admin().Topic("dlq.own").Delete(t.Context(), DeleteOptions{Needed: true}); err != nil && !errors.Is(err, ErrNotFound) {
+			if err := b.Admin().Topic("dlq.own").Delete(t.Context(), DeleteOptions{Needed: true}); err != nil && !errors.Is(err, event.ErrNotFound) {
 				t.Fatal(err)
 			}
 			letterOf(t, b, "own", "g", []byte("1"))

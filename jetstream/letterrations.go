@@ -3,6 +3,7 @@ package jetstream
 import (
 	"slices"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/quota"
 )
 
@@ -49,7 +50,7 @@ func (r *letterRations) admit(client string, size int) error {
 				before.set.GiveBack(client, size+deadOverhead)
 			}
 			r.obs.LimitReached(one.limit)
-			return &Error{Code: CodeRateLimited, Msg: "this client has caused as many bytes of dead letters as it may (" + one.limit + "): nothing was stored, try again later", Wait: wait}
+			return &event.Error{Code: event.CodeRateLimited, Msg: "this client has caused as many bytes of dead letters as it may (" + one.limit + "): nothing was stored, try again later", Wait: wait}
 		}
 	}
 	return nil

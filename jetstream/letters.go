@@ -13,6 +13,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
@@ -91,7 +92,7 @@ type Letter struct {
 	FailedAt             int64
 	// Event is the event that failed. Its Stream is "" in a letter of an older version, which does
 	// not say where the event was stored.
-	Event Event
+	Event event.Event
 	// Record is the record of the event, as JSON.
 	Record json.RawMessage
 	// Bare is set when the letter does not have the payload, because of its size. A redrive then
@@ -111,7 +112,7 @@ type letter struct {
 	ref    letterRef
 	topic  string
 	group  string
-	event  Event
+	event  event.Event
 	origin originRef
 	size   int
 }
@@ -146,7 +147,7 @@ const leftOut = " bytes left out: it is at "
 // readLetter reads a stored dead letter. What is none has a Fault.
 func readLetter(stream string, m *storedMsg) *Letter {
 	l := &Letter{Stream: stream, Sequence: m.seq, StoredAt: m.time.UnixNano(), Topic: strings.TrimPrefix(subjectTopic(m.subject), dlqPrefix)}
-	e := Event{Stream: stream, Sequence: m.seq, StoredAt: l.StoredAt}
+	e := event.Event{Stream: stream, Sequence: m.seq, StoredAt: l.StoredAt}
 	e.ReadHeader(m.header)
 	l.ID = e.ID
 	if err := l.read(m); err != nil {
@@ -170,7 +171,7 @@ func (l *Letter) read(m *storedMsg) error {
 	}
 	origin := parseOrigin(m.header.Get(headerOriginal))
 	l.Bare = origin.bare || origin.stream == "" && strings.Contains(body.Err, leftOut)
-	l.Event = Event{
+	l.Event = event.Event{
 		ID: record.ID, TS: record.TS, Topic: body.Topic, Key: record.Key, SID: record.SID, Headers: record.Headers,
 		CausedBy: record.CausedBy, Tags: record.Tags, Tombstone: origin.tombstone,
 		Stream: origin.stream, Sequence: origin.seq, StoredAt: origin.storedAt,
@@ -237,7 +238,7 @@ func (f *LetterFilter) validate() error {
 			return err
 		}
 		if isDead(f.Topic) {
-			return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("topic %s holds dead letters, and has none of its own: name the topic whose events failed", f.Topic)}
+			return &event.Error{Code: event.CodeBadTopic, Msg: fmt.Sprintf("topic %s holds dead letters, and has none of its own: name the topic whose events failed", f.Topic)}
 		}
 	}
 	if f.Group != "" {
@@ -246,10 +247,10 @@ func (f *LetterFilter) validate() error {
 		}
 	}
 	if len(f.Reason) > native.MaxReason {
-		return badOptions("reason has %d bytes, at most %d are allowed", len(f.Reason), native.MaxReason)
+		return event.BadOptions("reason has %d bytes, at most %d are allowed", len(f.Reason), native.MaxReason)
 	}
 	if !f.Since.IsZero() && !f.Until.IsZero() && f.Since.After(f.Until) {
-		return badOptions("fromTs must be less than or equal to toTs")
+		return event.BadOptions("fromTs must be less than or equal to toTs")
 	}
 	return nil
 }
@@ -285,7 +286,7 @@ type letterStream struct {
 func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStream, error) {
 	if f.Topic != "" {
 		t, state, err := d.streams.freshExisting(ctx, dlqPrefix+f.Topic)
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			return nil, nil
 		}
 		if err != nil {
@@ -306,7 +307,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 	var streams []letterStream
 	for name := range names {
 		info, err := d.findStream(ctx, name)
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			continue
 		}
 		if err != nil {
@@ -342,7 +343,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 			return nil
 		}
 		m, err := d.getMsg(ctx, s.name, map[string]any{"seq": seq})
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}
 		if err != nil {
@@ -380,7 +381,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case d.ctx.Err() != nil:
-			return ErrClosed
+			return event.ErrClosed
 		}
 		if failed++; next > began {
 			failed = 1
@@ -448,13 +449,13 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		return LetterPage{}, err
 	}
 	if limit < 1 || limit > maxLetterLimit {
-		return LetterPage{}, badOptions("limit is %d: 1 to %d are allowed", limit, maxLetterLimit)
+		return LetterPage{}, event.BadOptions("limit is %d: 1 to %d are allowed", limit, maxLetterLimit)
 	}
 	var from streamCursor
 	if next != "" {
 		var ok bool
 		if from, ok = parseStreamCursor(next); !ok {
-			return LetterPage{}, badOptions("next is not the next of an earlier answer: begin without it")
+			return LetterPage{}, event.BadOptions("next is not the next of an earlier answer: begin without it")
 		}
 	}
 	streams, err := letters.letterStreams(ctx, &filter)
@@ -472,7 +473,7 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		case s.name == from.Stream && s.created.UnixNano() == from.Created:
 			start = from.Next
 		case s.name == from.Stream:
-			return LetterPage{}, badOptions("the dead letters were removed since next was given: begin without it")
+			return LetterPage{}, event.BadOptions("the dead letters were removed since next was given: begin without it")
 		}
 		err := letters.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
 			if len(page.Letters) == limit || scanned == letterScan || read > letterBytes || size > letterPage {

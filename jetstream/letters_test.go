@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 func letterList(t *testing.T, b *Bus, filter LetterFilter) []*Letter {
@@ -127,7 +129,7 @@ func TestListAndCountOfLetters(t *testing.T) {
 	if err != nil || got.Matched != 35 || progress != 35 || len(letterList(t, b, LetterFilter{})) != 45 {
 		t.Errorf("a dry run: %+v, %v", got, err)
 	}
-	if _, err := letters.Discard(t.Context(), LetterFilter{ID: "dlq:none"}, RedriveOptions{}); !errors.Is(err, ErrNotFound) {
+	if _, err := letters.Discard(t.Context(), LetterFilter{ID: "dlq:none"}, RedriveOptions{}); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("an id that there is not: %v", err)
 	}
 }

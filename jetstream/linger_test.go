@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -39,7 +40,7 @@ func TestPullsOfMembersThatLeftDelayNothing(t *testing.T) {
 				laps := refuse(t, b, topic+"-control")
 				began := time.Now()
 				for i := range events {
-					err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Append(nil, i), PublishOptions{}, func(_ Receipt, err error) {
+					err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Append(nil, i), PublishOptions{}, func(_ event.Receipt, err error) {
 						if err != nil {
 							t.Error(err)
 						}

@@ -20,6 +20,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // publishWait is how long a publish waits for the stream's ack. After it the outcome is unknown.
@@ -286,7 +288,7 @@ func (l *link) sweep(now int64) {
 	late := l.asked.takeUntil(now)
 	l.mu.Unlock()
 	for _, who := range late {
-		l.core.obs.JetStreamError(NoReply)
+		l.core.obs.JetStreamError(event.NoReply)
 		who.answer(nil, errNoReply)
 	}
 }
@@ -327,7 +329,7 @@ func (l *link) lost(err error) {
 	if l.core.closing() {
 		return
 	}
-	l.core.obs.Gauge(GaugeConnected, 0)
+	l.core.obs.Gauge(event.GaugeConnected, 0)
 	l.core.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
 	l.core.linkHooks.lost(l)
 }
@@ -343,7 +345,7 @@ func (l *link) back() {
 	l.core.linkHooks.returning(l, now)
 	l.up.Store(true)
 	if l.core.connected() {
-		l.core.obs.Gauge(GaugeConnected, 1)
+		l.core.obs.Gauge(event.GaugeConnected, 1)
 	}
 	l.core.log.Info("connection to NATS is back", slog.Int("connection", l.index))
 	l.core.linkHooks.back(l)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -34,7 +35,7 @@ type ListOptions struct {
 // Listing is a page of a listing.
 type Listing struct {
 	// Events has one event per key, in no particular order.
-	Events []*Event
+	Events []*event.Event
 	// Next is the ListOptions.Next of the next page, or "" at the end.
 	Next string
 	// Cut is set when the page ended because of ListOptions.Bytes.
@@ -53,7 +54,7 @@ type Listing struct {
 func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 	r, topic := k.reads, k.topic
 	if opts.Limit < 1 || opts.Limit > maxPage {
-		return Listing{}, badOptions("limit is %d: 1 to %d are allowed", opts.Limit, maxPage)
+		return Listing{}, event.BadOptions("limit is %d: 1 to %d are allowed", opts.Limit, maxPage)
 	}
 	if opts.Bytes <= 0 {
 		opts.Bytes = pageBytes
@@ -64,7 +65,7 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 		l.topic = t
 		err = l.read(ctx)
 	}
-	if errors.Is(err, ErrNotFound) { // no topic, or no bucket
+	if errors.Is(err, event.ErrNotFound) { // no topic, or no bucket
 		if opts.Next != "" {
 			return Listing{}, errListingOver("the topic's bucket is gone")
 		}
@@ -203,7 +204,7 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 
 // take puts entries on the page until it is full, and returns how many it has dealt with.
 func (l *listing) take(ctx context.Context, entries []*storedMsg) (taken int, err error) {
-	events := make([]*Event, len(entries)) // nil: not to be given
+	events := make([]*event.Event, len(entries)) // nil: not to be given
 	// hashes of keys written since the listing began; true: given already
 	late := make(map[uint64]bool)
 	for i, m := range entries {

@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // listingLife is how long a listing may take, so that what was given on its pages need not be known
@@ -61,15 +63,15 @@ func (c *listingCursor) text() string {
 func parseListingCursor(text, topic string) (c listingCursor, err error) {
 	const broken = "next is no cursor: take it as it is from the page before, or begin with an empty one"
 	if len(text) != base64.RawURLEncoding.EncodedLen(cursorLen) {
-		return c, badOptions(broken)
+		return c, event.BadOptions(broken)
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(text)
 	if err != nil || len(b) != cursorLen || b[0] != cursorForm {
-		return c, badOptions(broken)
+		return c, event.BadOptions(broken)
 	}
 	sum := len(b) - crc32.Size
 	if crc32.ChecksumIEEE(b[:sum]) != binary.BigEndian.Uint32(b[sum:]) {
-		return c, badOptions(broken)
+		return c, event.BadOptions(broken)
 	}
 	b = b[1:]
 	number := func() (n uint64) {
@@ -82,7 +84,7 @@ func parseListingCursor(text, topic string) (c listingCursor, err error) {
 	c.present, c.pos, c.last = number(), number(), number()
 	switch {
 	case c.topic != topicHash(topic):
-		return c, badOptions("next is the cursor of another topic: begin with an empty one")
+		return c, event.BadOptions("next is the cursor of another topic: begin with an empty one")
 	case time.Since(time.Unix(c.began, 0)) > listingLife:
 		return c, errListingOver("it began more than an hour ago")
 	}
@@ -91,7 +93,7 @@ func parseListingCursor(text, topic string) (c listingCursor, err error) {
 
 // errListingOver is returned where a listing cannot be continued.
 func errListingOver(why string) error {
-	return badOptions("the listing cannot be continued (%s): begin again with an empty next", why)
+	return event.BadOptions("the listing cannot be continued (%s): begin again with an empty next", why)
 }
 
 // name is the id of the listing as a token of a subject.

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // listingsBucket says which keys were given on the pages of each listing, so that any hub can
@@ -118,7 +120,7 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 		}
 		subject := recordPrefix(l.at.name()) + strconv.FormatUint(lost, 16)
 		switch _, err := l.reads.lastBySubject(ctx, listingsStream, subject); {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, event.ErrNotFound):
 			return errListingOver("what was on its pages is not known any more")
 		case err != nil:
 			return err

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // listWalks is larger for the long form, as in RELIABILITY.md.
@@ -27,7 +29,7 @@ func list(tb testing.TB, b *Bus, topic, next string, limit int) Listing {
 		if err == nil {
 			return l
 		}
-		if known, ok := errors.AsType[*Error](err); ok && known.Code != CodeInternal || time.Now().After(deadline) {
+		if known, ok := errors.AsType[*event.Error](err); ok && known.Code != event.CodeInternal || time.Now().After(deadline) {
 			tb.Fatal(err)
 		}
 	}
@@ -58,7 +60,7 @@ func TestListingOnACluster(t *testing.T) {
 	for _, n := range c.nodes {
 		hubs = append(hubs, openRemote(t, Config{URL: n.URL(), Replicas: 3, Topics: compactedRules}))
 	}
-	var last Receipt
+	var last event.Receipt
 	for i := range steady {
 		last = set(t, hubs[0], topic, strconv.Itoa(i), "0")
 	}
@@ -147,7 +149,7 @@ func fillListed(tb testing.TB, b *Bus, topic string, n int) {
 	tb.Helper()
 	p := b.NewPublisher()
 	for i := range n - 1 {
-		if err := p.PublishAsync(tb.Context(), topic, []byte("1"), PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(tb.Context(), topic, []byte("1"), PublishOptions{Key: strconv.Itoa(i)}, func(_ event.Receipt, err error) {
 			if err != nil {
 				tb.Error(err)
 			}
@@ -321,10 +323,10 @@ func FuzzListingCursor(f *testing.F) {
 	f.Add("\x00")
 	f.Fuzz(func(t *testing.T, text string) {
 		c, err := parseListingCursor(text, "a")
-		switch known, ok := errors.AsType[*Error](err); {
+		switch known, ok := errors.AsType[*event.Error](err); {
 		case err == nil && c.text() != text:
 			t.Errorf("%q is read as %q", text, c.text())
-		case err != nil && (!ok || known.Code != CodeBadOptions):
+		case err != nil && (!ok || known.Code != event.CodeBadOptions):
 			t.Errorf("%q: %v", text, err)
 		}
 	})

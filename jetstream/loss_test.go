@@ -14,21 +14,22 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
 // losses is what subscribers of a group were told, and an Observer of it.
 type losses struct {
-	nopObserver
+	event.NopObserver
 
 	mu      sync.Mutex
 	counted uint64
 }
 
-func (l *losses) Group(string, string, bool) GroupObserver { return lostObserver{l: l} }
+func (l *losses) Group(string, string, bool) event.GroupObserver { return lostObserver{l: l} }
 
 type lostObserver struct {
-	nopObserver
+	event.NopObserver
 	l *losses
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -276,7 +277,7 @@ func (r *records) lossBook(ctx context.Context, t *topicInfo, group string) (los
 // read counts for nothing.
 func (r *records) book(ctx context.Context, subject string, into any) (uint64, error) {
 	m, err := r.lastBySubject(ctx, "KV_"+retentionBucket, subject)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return 0, nil
 	}
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -67,9 +68,9 @@ func natsServers(tb testing.TB, n int) string {
 // publish publishes one event after the other. While a cluster changes the leader of a stream, the
 // outcome of a publish may be unknown, or no server may take the event. Then publish repeats it, as
 // a client may.
-func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []Receipt {
+func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []event.Receipt {
 	tb.Helper()
-	var receipts []Receipt
+	var receipts []event.Receipt
 	for _, p := range payloads {
 		var opts PublishOptions
 		if l := b.links[0]; l.clustered() {
@@ -204,7 +205,7 @@ func eventuallyWithin(tb testing.TB, limit time.Duration, what string, f func() 
 
 // counter is an Observer that counts.
 type counter struct {
-	nopObserver
+	event.NopObserver
 	mu     sync.Mutex
 	counts map[string]int
 	gauges map[string]float64

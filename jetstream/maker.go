@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
@@ -100,13 +101,13 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 	if err == nil {
 		return entry{}, nil
 	}
-	if !errors.Is(err, ErrNotFound) {
+	if !errors.Is(err, event.ErrNotFound) {
 		return entry{}, c.unavailable(err)
 	}
 	if err := m.newGroups.take(client); err != nil {
 		return entry{}, err
 	}
-	return m.write(ctx, e, makerNote{client, t.name, group}, "client_groups", func() (*Error, error) { return m.refusal(ctx, t, client) })
+	return m.write(ctx, e, makerNote{client, t.name, group}, "client_groups", func() (*event.Error, error) { return m.refusal(ctx, t, client) })
 }
 
 // noteTopic is note for a topic that a client is about to make, with a stream of this name. What
@@ -116,11 +117,11 @@ func (m *makers) noteTopic(ctx context.Context, topic, stream, client string) (e
 		return entry{}, nil
 	}
 	e := entry{subject: makersPrefix + objectName(client) + "." + stream, client: client}
-	return m.write(ctx, e, makerNote{Client: client, Topic: topic}, "client_topics", func() (*Error, error) { return m.topicRefusal(ctx, client, 0) })
+	return m.write(ctx, e, makerNote{Client: client, Topic: topic}, "client_topics", func() (*event.Error, error) { return m.topicRefusal(ctx, client, 0) })
 }
 
 // write writes a note, and takes it back if the client has too many then.
-func (m *makers) write(ctx context.Context, e entry, note makerNote, limit string, refusal func() (*Error, error)) (entry, error) {
+func (m *makers) write(ctx context.Context, e entry, note makerNote, limit string, refusal func() (*event.Error, error)) (entry, error) {
 	c := m.core
 	value, err := json.Marshal(note)
 	if err != nil {
@@ -149,19 +150,19 @@ func (m *makers) write(ctx context.Context, e entry, note makerNote, limit strin
 }
 
 // topicRefusal returns why a client that is about to make more topics has too many, or nil.
-func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*Error, error) {
+func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*event.Error, error) {
 	if !rationed(client) {
 		return nil, nil
 	}
 	noted, err := m.core.subjectsOf(ctx, makersBucket, makersPrefix+objectName(client)+".*")
 	if limit := m.core.limits.ClientTopics; err == nil && len(noted)+more > limit {
-		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d topics that exist, which is its limit: have some deleted", limit)}, nil
+		return &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d topics that exist, which is its limit: have some deleted", limit)}, nil
 	}
 	return nil, err
 }
 
 // refusal returns why the client has too many groups, the noted ones included, or nil.
-func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Error, error) {
+func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*event.Error, error) {
 	c := m.core
 	prefix := makersPrefix + objectName(client) + "."
 	noted, err := c.subjectsOf(ctx, makersBucket, prefix+"*.*")
@@ -176,9 +177,9 @@ func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*Err
 	}
 	switch share := max(t.stream.room/2, 1); {
 	case len(noted) > c.limits.ClientGroups:
-		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups that exist, which is its limit: have some deleted, or let them end by opts.groupTtlMs", c.limits.ClientGroups)}, nil
+		return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups that exist, which is its limit: have some deleted, or let them end by opts.groupTtlMs", c.limits.ClientGroups)}, nil
 	case here > share:
-		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups on the stream of this topic, which is half of what it has room for: have some deleted, or let them end by opts.groupTtlMs", share)}, nil
+		return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups on the stream of this topic, which is half of what it has room for: have some deleted, or let them end by opts.groupTtlMs", share)}, nil
 	}
 	return nil, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -17,7 +18,7 @@ import (
 func makes(t *testing.T, b *Bus, topic, group string, opts SubscribeOptions) string {
 	t.Helper()
 	sub, err := b.Subscribe(t.Context(), topic, group, opts, ignore)
-	if refused, ok := errors.AsType[*Error](err); ok {
+	if refused, ok := errors.AsType[*event.Error](err); ok {
 		return refused.Code
 	}
 	if err != nil {
@@ -42,14 +43,14 @@ func TestGroupsThatExistCountForTheirMaker(t *testing.T) {
 			t.Fatalf("group %d: %s", i, code)
 		}
 	}
-	if code := makes(t, first, "made.0", "g5", eve); code != CodeOverloaded {
+	if code := makes(t, first, "made.0", "g5", eve); code != event.CodeOverloaded {
 		t.Errorf("a group more than allowed: %q", code)
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
 	b := open(t, Config{Server: natstest.Embed(t, dir), Limits: limits, Observer: obs})
-	if code := makes(t, b, "made.0", "g5", eve); code != CodeOverloaded || obs.limit("client_groups") != 1 {
+	if code := makes(t, b, "made.0", "g5", eve); code != event.CodeOverloaded || obs.limit("client_groups") != 1 {
 		t.Errorf("after a restart: %q, counted %d times", code, obs.limit("client_groups"))
 	}
 	// What exists can be joined, others make groups of their own, and the program makes any.
@@ -68,7 +69,7 @@ func TestGroupsThatExistCountForTheirMaker(t *testing.T) {
 	if code := makes(t, b, "made.0", "g5", eve); code != "" {
 		t.Errorf("after one was deleted: %s", code)
 	}
-	if code := makes(t, b, "made.0", "g6", eve); code != CodeOverloaded {
+	if code := makes(t, b, "made.0", "g6", eve); code != event.CodeOverloaded {
 		t.Errorf("one more: %q", code)
 	}
 	if err := b.Group("made.0", "g0").Delete(t.Context()); err != nil {
@@ -143,7 +144,7 @@ func TestNewGroupsAreRationed(t *testing.T) {
 	for i := range 5 {
 		want := ""
 		if i >= 3 {
-			want = CodeRateLimited
+			want = event.CodeRateLimited
 		}
 		if code := makes(t, b, "rationed", "g"+strconv.Itoa(i), eve); code != want {
 			t.Errorf("group %d: %q, want %q", i, code, want)
@@ -167,7 +168,7 @@ func TestAStreamKeepsRoom(t *testing.T) {
 	for i := range 6 {
 		want := ""
 		if i >= 5 {
-			want = CodeOverloaded
+			want = event.CodeOverloaded
 		}
 		if code := makes(t, b, "dlq.mine."+strconv.Itoa(i), "g", eve); code != want {
 			t.Errorf("group %d of eve: %q, want %q", i, code, want)
@@ -178,7 +179,7 @@ func TestAStreamKeepsRoom(t *testing.T) {
 			t.Errorf("group %d of bob: %s", i, code)
 		}
 	}
-	if code := makes(t, b, "dlq.third", "g", SubscribeOptions{CountFor: "static:hub", FreeGroups: true}); code != CodeOverloaded || obs.limit("stream_groups") == 0 {
+	if code := makes(t, b, "dlq.third", "g", SubscribeOptions{CountFor: "static:hub", FreeGroups: true}); code != event.CodeOverloaded || obs.limit("stream_groups") == 0 {
 		t.Errorf("when clients have what there is for them: %q", code)
 	}
 	for i := range 3 {
@@ -219,10 +220,10 @@ func TestTopicsThatExistCountForTheirMaker(t *testing.T) {
 	full := func(name string, make func(topic string) error) {
 		t.Helper()
 		err := make(name)
-		if fail, ok := errors.AsType[*Error](err); !ok || fail.Code != CodeRateLimited || !strings.Contains(fail.Msg, "3 topics") {
+		if fail, ok := errors.AsType[*event.Error](err); !ok || fail.Code != event.CodeRateLimited || !strings.Contains(fail.Msg, "3 topics") {
 			t.Errorf("%s is one topic more than allowed: %v", name, err)
 		}
-		if s, err := b.findStream(t.Context(), name); !errors.Is(err, ErrNotFound) {
+		if s, err := b.findStream(t.Context(), name); !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("%s was made: %v, %v", name, s, err)
 		}
 	}

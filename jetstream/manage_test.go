@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // ack takes n events and settles those that pick selects.
@@ -43,11 +45,11 @@ func TestGroupInfo(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	g := b.Group("info", "g")
-	if _, err := g.Info(t.Context()); !errors.Is(err, ErrNotFound) {
+	if _, err := g.Info(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Fatalf("no topic: %v", err)
 	}
 	publish(t, b, "info", counted(10)...)
-	if _, err := g.Info(t.Context()); !errors.Is(err, ErrNotFound) {
+	if _, err := g.Info(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Fatalf("no group: %v", err)
 	}
 	k := take(t, b, "info", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 6, BatchSize: 6})
@@ -77,16 +79,16 @@ func TestPreview(t *testing.T) {
 	b := open(t, Config{moveWait: briefly})
 	for _, tt := range []struct {
 		name string
-		to   func(r []Receipt) Position
+		to   func(r []event.Receipt) Position
 		want Moved
 		got  []string // after the move
 	}{
-		{"earliest", func([]Receipt) Position { return FromEarliest }, Moved{Redelivered: 6}, counted(12)},
-		{"latest", func([]Receipt) Position { return FromLatest }, Moved{Skipped: 6}, nil},
-		{"back 2", func([]Receipt) Position { return Back(2) }, Moved{Redelivered: 2 + 2}, counted(12)[2:]},
-		{"back 100", func([]Receipt) Position { return Back(100) }, Moved{Redelivered: 6}, counted(12)},
-		{"after the 9th", func(r []Receipt) Position { return FromAfterID(r[8].ID) }, Moved{Skipped: 3}, counted(12)[9:]},
-		{"after the 5th", func(r []Receipt) Position { return FromAfterID(r[4].ID) }, Moved{Redelivered: 2, Skipped: 1, AtMost: true}, counted(12)[5:]},
+		{"earliest", func([]event.Receipt) Position { return FromEarliest }, Moved{Redelivered: 6}, counted(12)},
+		{"latest", func([]event.Receipt) Position { return FromLatest }, Moved{Skipped: 6}, nil},
+		{"back 2", func([]event.Receipt) Position { return Back(2) }, Moved{Redelivered: 2 + 2}, counted(12)[2:]},
+		{"back 100", func([]event.Receipt) Position { return Back(100) }, Moved{Redelivered: 6}, counted(12)},
+		{"after the 9th", func(r []event.Receipt) Position { return FromAfterID(r[8].ID) }, Moved{Skipped: 3}, counted(12)[9:]},
+		{"after the 5th", func(r []event.Receipt) Position { return FromAfterID(r[4].ID) }, Moved{Redelivered: 2, Skipped: 1, AtMost: true}, counted(12)[5:]},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -146,20 +148,20 @@ func TestPreview(t *testing.T) {
 		})
 	}
 	for _, to := range []Position{Back(0), Back(-1), Back(MaxBack + 1), AtBookmark("")} {
-		if _, err := b.Group("preview", "g").Preview(t.Context(), to); !hasCode(err, CodeBadOptions) {
+		if _, err := b.Group("preview", "g").Preview(t.Context(), to); !hasCode(err, event.CodeBadOptions) {
 			t.Errorf("%+v: %v", to, err)
 		}
 	}
-	if _, err := b.Group("none", "g").Move(t.Context(), FromEarliest); !errors.Is(err, ErrNotFound) || b.streams.known("none") != nil {
+	if _, err := b.Group("none", "g").Move(t.Context(), FromEarliest); !errors.Is(err, event.ErrNotFound) || b.streams.known("none") != nil {
 		t.Errorf("a move made a topic: %v", err)
 	}
-	if _, err := b.Subscribe(t.Context(), "preview", "h", SubscribeOptions{From: Back(1)}, ignore); !hasCode(err, CodeBadOptions) {
+	if _, err := b.Subscribe(t.Context(), "preview", "h", SubscribeOptions{From: Back(1)}, ignore); !hasCode(err, event.CodeBadOptions) {
 		t.Errorf("a subscription that starts relative to a group: %v", err)
 	}
 }
 
 func hasCode(err error, code string) bool {
-	known, ok := errors.AsType[*Error](err)
+	known, ok := errors.AsType[*event.Error](err)
 	return ok && known.Code == code
 }
 
@@ -192,7 +194,7 @@ func TestBackCountsOnlyTheTopic(t *testing.T) {
 		}
 	}
 	var left []string
-	_ = b.History("fam.a").Scan(t.Context(), ScanOptions{From: FromEarliest}, func(e *Event) error {
+	_ = b.History("fam.a").Scan(t.Context(), ScanOptions{From: FromEarliest}, func(e *event.Event) error {
 		left = append(left, string(e.Payload))
 		return nil
 	})
@@ -271,7 +273,7 @@ func TestPausedGroup(t *testing.T) {
 	if !slices.Equal(got, counted(5)[1:]) {
 		t.Errorf("got %q", got)
 	}
-	if err := one.Group("pause", "other").Pause(t.Context()); !errors.Is(err, ErrNotFound) {
+	if err := one.Group("pause", "other").Pause(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("no such group: %v", err)
 	}
 }
@@ -319,13 +321,13 @@ func TestBookmark(t *testing.T) {
 	if got := settledOf(k, 1); got[0] != "11" {
 		t.Errorf("then came %q", got)
 	}
-	if _, err := g.Move(t.Context(), AtBookmark("none")); !errors.Is(err, ErrNotFound) {
+	if _, err := g.Move(t.Context(), AtBookmark("none")); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("no such bookmark: %v", err)
 	}
 	if err := g.Bookmarks().Delete(t.Context(), "after"); err != nil {
 		t.Error(err)
 	}
-	if err := g.Bookmarks().Delete(t.Context(), "after"); !errors.Is(err, ErrNotFound) {
+	if err := g.Bookmarks().Delete(t.Context(), "after"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("deleted twice: %v", err)
 	}
 	if err := k.sub.Stop(t.Context()); err != nil {
@@ -397,10 +399,10 @@ func TestBookmarksAreBounded(t *testing.T) {
 	if _, err := marks.Put(t.Context(), "0"); err != nil {
 		t.Errorf("replacing a bookmark: %v", err)
 	}
-	if _, err := marks.Put(t.Context(), "more"); !hasCode(err, CodeOverloaded) || reached.limit("bookmarks") != 1 {
+	if _, err := marks.Put(t.Context(), "more"); !hasCode(err, event.CodeOverloaded) || reached.limit("bookmarks") != 1 {
 		t.Errorf("one more than allowed: %v", err)
 	}
-	if _, err := marks.Put(t.Context(), "a\x00"); !hasCode(err, CodeBadOptions) {
+	if _, err := marks.Put(t.Context(), "a\x00"); !hasCode(err, event.CodeBadOptions) {
 		t.Errorf("a name with a control character: %v", err)
 	}
 	_ = k.sub.Stop(context.Background())
@@ -457,7 +459,7 @@ func TestGroupsPages(t *testing.T) {
 		t.Errorf("of no topic: %q", got)
 	}
 	for _, page := range []GroupsPage{{Limit: 0}, {Limit: MaxGroupsPage + 1}, {Limit: 1, Next: "?"}, {Limit: 1, Next: "YQ"}} {
-		if _, _, err := b.Admin().Groups().List(t.Context(), page); !hasCode(err, CodeBadOptions) {
+		if _, _, err := b.Admin().Groups().List(t.Context(), page); !hasCode(err, event.CodeBadOptions) {
 			t.Errorf("%+v: %v", page, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -242,7 +243,7 @@ func (g *group) askFloor(ctx context.Context, l *link) (uint64, error) {
 		return 0, state.Error
 	}
 	if !native.Made(state.Created, state.Config.Metadata).Equal(g.created) {
-		return 0, ErrNotFound
+		return 0, event.ErrNotFound
 	}
 	return state.AckFloor.Stream, nil
 }
@@ -338,7 +339,7 @@ func (r *records) mark(ctx context.Context, t *topicInfo, name string) (*mark, e
 	subject := marksSubject(t, name)
 	kept := r.keptMark(subject)
 	msg, err := r.lastBySubject(ctx, "KV_"+marksBucket, subject)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return kept, nil
 	}
 	if err != nil {

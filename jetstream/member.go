@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -37,7 +38,7 @@ const (
 type member struct {
 	sub   *Subscription
 	group *group
-	obs   GroupObserver
+	obs   event.GroupObserver
 	seat  *seat   // of an ordered group; nil: it pulls
 	main  *member // of a member of a queue of what was put back: the one that it belongs to
 	queue string  // of what was put back to the group, if anything was
@@ -465,7 +466,7 @@ func (d *Delivery) resolve() {
 		d.spared, d.resolved, d.failed, d.until = spared, true, n.failed, n.until
 		d.Attempt = d.attempt(spared)
 		ended, nak := d.unseen, d.unseenNak
-		over := d.failed != nil && !ended && s.remove(d, DeadLettered)
+		over := d.failed != nil && !ended && s.remove(d, event.DeadLettered)
 		s.mu.Unlock()
 		switch {
 		case over:

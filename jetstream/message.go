@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // storedMsg is a message read from a stream.
@@ -44,7 +46,7 @@ func (c *core) getMsg(ctx context.Context, stream string, query map[string]any) 
 			}
 		}
 	})
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	if err != nil && !errors.Is(err, event.ErrNotFound) {
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
 	return m, err
@@ -81,7 +83,7 @@ func parseStored(reply *nats.Msg) (*storedMsg, error) {
 	}
 	if got.Error != nil {
 		if code := got.Error.ErrCode; code == natsjs.JSErrCodeMessageNotFound || code == natsjs.JSErrCodeStreamNotFound {
-			return nil, ErrNotFound
+			return nil, event.ErrNotFound
 		}
 		return nil, got.Error
 	}

@@ -1,6 +1,9 @@
 package jetstream
 
-import "eventhub/jetstream/native"
+import (
+	"eventhub/jetstream/event"
+	"eventhub/jetstream/native"
+)
 
 // MaxKey is the longest key of an event in bytes.
 const MaxKey = native.MaxKey
@@ -16,7 +19,7 @@ const (
 // 1..251 bytes in all; 255 for the dead letters of a topic.
 func ValidTopic(topic string) error {
 	if err := native.CheckTopic(topic); err != nil {
-		return &Error{Code: CodeBadTopic, Msg: err.Error()}
+		return &event.Error{Code: event.CodeBadTopic, Msg: err.Error()}
 	}
 	return nil
 }
@@ -25,7 +28,7 @@ func ValidTopic(topic string) error {
 // characters.
 func ValidGroup(group string) error {
 	if err := native.CheckGroup(group); err != nil {
-		return &Error{Code: CodeBadGroup, Msg: err.Error()}
+		return &event.Error{Code: event.CodeBadGroup, Msg: err.Error()}
 	}
 	return nil
 }

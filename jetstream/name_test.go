@@ -7,6 +7,8 @@ import (
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+
+	"eventhub/jetstream/event"
 )
 
 func TestKeyTokenRoundTrip(t *testing.T) {
@@ -68,7 +70,7 @@ func TestValidTopic(t *testing.T) {
 	}
 	for _, bad := range []string{"", ".", "a.", ".a", "a..b", "a b", "a.*", ">", "a.>", "$JS.API", "a\n", "é", strings.Repeat("a", 252), strings.Repeat("a", 1<<20)} {
 		err := ValidTopic(bad)
-		if e, ok := err.(*Error); !ok || e.Code != CodeBadTopic || len(e.Msg) > 200 { //nolint:errorlint // the type itself is the contract
+		if e, ok := err.(*event.Error); !ok || e.Code != event.CodeBadTopic || len(e.Msg) > 200 { //nolint:errorlint // the type itself is the contract
 			t.Errorf("%.20q: got %v", bad, err)
 		}
 	}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // Times and bounds of the map for native clients.
@@ -96,7 +98,7 @@ func newNativeMaps(a *access) *nativeMaps {
 // it has got advisories.
 func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
 	if n.access.closing() {
-		return nil, ErrClosed
+		return nil, event.ErrClosed
 	}
 	n.begun.Store(true)
 	n.mu.Lock()
@@ -112,7 +114,7 @@ func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
 	running := n.running
 	n.mu.Unlock()
 	if !running {
-		return nil, ErrClosed
+		return nil, event.ErrClosed
 	}
 	select {
 	case <-reading.done:
@@ -330,7 +332,7 @@ func (n *nativeMaps) readSome(ctx context.Context, names []string) error {
 	read := make([]*nativeStream, len(names))
 	err := concurrently(len(names), func(i int) error {
 		info, err := n.access.findStream(ctx, names[i])
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}
 		if err == nil {

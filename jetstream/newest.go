@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"strconv"
+
+	"eventhub/jetstream/event"
 )
 
 const (
@@ -21,10 +23,10 @@ const (
 // returns fewer if their payloads take more than 8 MiB, or if the topic has fewer among the last 64
 // × limit messages of its stream, as a topic of a family may. A topic that does not exist has no
 // events. Newest creates no topic.
-func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
+func (h History) Newest(ctx context.Context, limit int) ([]*event.Event, error) {
 	limit = min(max(limit, 1), MaxNewest)
 	t, state, err := h.reads.streams.freshExisting(ctx, h.topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil, nil
 	}
 	if err != nil {
@@ -36,7 +38,7 @@ func (h History) Newest(ctx context.Context, limit int) ([]*Event, error) {
 		if !whole {
 			from = FromAfterID(t.stream.name + "@" + strconv.FormatUint(state.LastSeq-reach, 10))
 		}
-		var found []*Event
+		var found []*event.Event
 		size := 0
 		for e, err := range h.Read(ctx, ReadOptions{From: from}) {
 			if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/ordered"
 )
@@ -47,9 +48,9 @@ func slotsOf(info *natsjs.ConsumerInfo) int {
 func sameOrder(j *joining, info *natsjs.ConsumerInfo) error {
 	switch slots := slotsOf(info); {
 	case slots > 0 && j.slots == 0:
-		return &Error{Code: CodeSubscribeFailed, Permanent: true, Msg: "the group is ordered by key: join it with opts.ordered \"key\""}
+		return &event.Error{Code: event.CodeSubscribeFailed, Permanent: true, Msg: "the group is ordered by key: join it with opts.ordered \"key\""}
 	case slots == 0 && j.slots > 0:
-		return &Error{Code: CodeSubscribeFailed, Permanent: true, Msg: "the group exists and is not ordered: join it without opts.ordered, or choose another group name"}
+		return &event.Error{Code: event.CodeSubscribeFailed, Permanent: true, Msg: "the group exists and is not ordered: join it without opts.ordered, or choose another group name"}
 	}
 	return nil
 }
@@ -316,9 +317,9 @@ func (w *owners) eachGroup(f func(*orderedGroup)) {
 func (o *SubscribeOptions) validateOrder() error {
 	switch {
 	case !o.OrderByKey && o.Slots != 0:
-		return badOptions("opts.Slots is for ordered groups only")
+		return event.BadOptions("opts.Slots is for ordered groups only")
 	case o.Slots < 0 || o.Slots > ordered.MaxSlots:
-		return badOptions("opts.Slots is %d: 1 to %d are allowed", o.Slots, ordered.MaxSlots)
+		return event.BadOptions("opts.Slots is %d: 1 to %d are allowed", o.Slots, ordered.MaxSlots)
 	}
 	if o.OrderByKey && o.Slots == 0 {
 		o.Slots = ordered.DefaultSlots

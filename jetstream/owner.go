@@ -9,6 +9,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/ordered"
 )
@@ -356,7 +357,7 @@ func (w *owner) subscribe(order uint64, window int) error {
 	s.ctx, s.cancel = context.WithCancel(b.ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
-	w.sub, w.main = s, &member{sub: s, group: b.groups.share(w.group), obs: nopObserver{}}
+	w.sub, w.main = s, &member{sub: s, group: b.groups.share(w.group), obs: event.NopObserver{}}
 	s.members = []*member{w.main}
 	b.groups.addMember(w.main.group, s)
 	w.count.mu.Lock()
@@ -375,7 +376,7 @@ func (w *owner) subscribe(order uint64, window int) error {
 	if closed {
 		b.groups.unshare(w.main.group, s)
 		s.cancel()
-		return ErrClosed
+		return event.ErrClosed
 	}
 	s.Resume()
 	return nil

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/ordered"
 )
 
@@ -99,7 +100,7 @@ func (w *owner) missed(now int64) {
 			name = w.group.topic.stream.name
 		}
 		_, err := w.bus.getMsg(ctx, name, map[string]any{"seq": pos &^ mainPlace})
-		over[ask[n]] = errors.Is(err, ErrNotFound)
+		over[ask[n]] = errors.Is(err, event.ErrNotFound)
 		return nil
 	})
 	w.o.mu.Lock()

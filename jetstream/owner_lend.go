@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/ordered"
 )
 
@@ -94,7 +95,7 @@ func (w *owner) takeIn() {
 	w.o.mu.Unlock()
 	w.waited.Store(int64(awaited))
 	for _, d := range doubles { // the server has forgotten that it delivered the event
-		d.m.sub.endQuietly(d, Dropped)
+		d.m.sub.endQuietly(d, event.Dropped)
 	}
 	for _, d := range shed {
 		d.m.sub.shed(d)
@@ -123,7 +124,7 @@ func (w *owner) takeAcked(ends []loanOver) []*loan {
 			s.mu.Lock()
 		}
 		l.up.quiet = true
-		if s.removeAt(l.up, Acked, now) {
+		if s.removeAt(l.up, event.Acked, now) {
 			ours = append(ours, l.up)
 		}
 	}
@@ -176,7 +177,7 @@ func (w *owner) expect(d *Delivery) {
 }
 
 // endQuietly ends a delivery whose keeper knows that. It reports whether the server may be told.
-func (s *Subscription) endQuietly(d *Delivery, how Outcome) bool {
+func (s *Subscription) endQuietly(d *Delivery, how event.Outcome) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d.quiet = true
@@ -424,7 +425,7 @@ func (w *owner) giveAgain(l *loan) {
 	m, err := w.bus.getMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
 	cancel()
 	switch {
-	case errors.Is(err, ErrNotFound): // it was removed from the stream
+	case errors.Is(err, event.ErrNotFound): // it was removed from the stream
 		w.credit(l.place)
 		l.end(loanEnd{What: loanAcked})
 		return
@@ -463,7 +464,7 @@ func (w *owner) credit(p *spot) {
 // drop gives up an event that cannot be lent now: the server delivers it again.
 func (w *owner) drop(l *loan) {
 	s := l.up.m.sub
-	ours := s.endQuietly(l.up, Returned)
+	ours := s.endQuietly(l.up, event.Returned)
 	w.credit(l.place)
 	w.o.mu.Lock()
 	if w.holds(l) {
@@ -511,7 +512,7 @@ func (w *owner) takeEnd(l *loan, how loanEnd) {
 		}
 		w.o.mu.Unlock()
 	case loanBuried:
-		ours := d.m.sub.endQuietly(d, DeadLettered)
+		ours := d.m.sub.endQuietly(d, event.DeadLettered)
 		w.awaits(l)
 		if ours {
 			w.bus.dead.addFor(d, how.Reason, how.Client)
@@ -551,7 +552,7 @@ func (w *owner) awaits(l *loan) {
 
 // refuse has the server deliver an event again, which counts as an attempt.
 func (w *owner) refuse(l *loan) {
-	ours := l.up.m.sub.endQuietly(l.up, Nacked)
+	ours := l.up.m.sub.endQuietly(l.up, event.Nacked)
 	w.awaits(l)
 	if ours {
 		l.up.tell(nakNow)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // ownersBucket says which hub owns each ordered group, and which hubs live.
@@ -177,7 +179,7 @@ func (w *owners) left(hub string, now int64) time.Duration {
 // the watch.
 func (w *owners) look(ctx context.Context, hub string) error {
 	m, err := w.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
@@ -242,7 +244,7 @@ func (w *owners) renew(ctx context.Context) error {
 // read reads the entry of a group at the bucket's leader.
 func (w *owners) read(ctx context.Context, key string) (ownership, error) {
 	m, err := w.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return ownership{}, nil
 	}
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // Bounds of pages.
@@ -22,7 +24,7 @@ const (
 )
 
 func notCompacted(topic string) error {
-	return &Error{Code: CodeBadTopic, Msg: fmt.Sprintf("topic %s is not compacted: give it compaction in the topics file", topic), Err: ErrNotCompacted}
+	return &event.Error{Code: event.CodeBadTopic, Msg: fmt.Sprintf("topic %s is not compacted: give it compaction in the topics file", topic), Err: event.ErrNotCompacted}
 }
 
 // compacted is readable for topics with a bucket.
@@ -53,20 +55,20 @@ func (r *reads) compacted(ctx context.Context, topic string) (*topicInfo, error)
 // keys for each page, which takes about 0.1 s for 1,000,000 keys. Page returns an *Error
 // (overloaded) when more than 20,000 of the newest keys were removed; List passes over them, a part
 // on each page.
-func (k Keys) Page(ctx context.Context, offset, limit int) ([]*Event, error) {
+func (k Keys) Page(ctx context.Context, offset, limit int) ([]*event.Event, error) {
 	r, topic := k.reads, k.topic
 	if offset < 0 {
-		return nil, badOptions("offset is %d: it is 0 or more", offset)
+		return nil, event.BadOptions("offset is %d: it is 0 or more", offset)
 	}
 	if limit < 1 || limit > maxPage {
-		return nil, badOptions("limit is %d: 1 to %d are allowed", limit, maxPage)
+		return nil, event.BadOptions("limit is %d: 1 to %d are allowed", limit, maxPage)
 	}
 	t, err := r.compacted(ctx, topic)
-	var page []*Event
+	var page []*event.Event
 	if err == nil {
 		page, err = r.latestPage(ctx, t, offset, limit)
 	}
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil, nil // no topic, or no bucket
 	}
 	if err != nil {
@@ -80,7 +82,7 @@ var errBehind = errors.New("jetstream: a replica does not have the entries of a 
 
 // latestPage begins a page anew when the replica that was asked is behind. An empty page would say
 // that there are no more keys.
-func (r *reads) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*Event, error) {
+func (r *reads) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*event.Event, error) {
 	for deadline := time.Now().Add(pageWait); ; {
 		p := pageRead{core: r.core, topic: t}
 		page, err := p.read(ctx, offset, limit)
@@ -102,7 +104,7 @@ type pageRead struct {
 	first, last, entries uint64 // of the bucket's stream, at first
 }
 
-func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error) {
+func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*event.Event, error) {
 	info, err := p.core.findStream(ctx, p.topic.bucket.stream)
 	if err != nil {
 		return nil, err
@@ -136,7 +138,7 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 		}
 		if need == most {
 			p.core.obs.LimitReached("page_passed")
-			return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("over %d of the newest keys of topic %s were removed, and a page passes over no more: list the keys, which passes over all (next, without offset)", pagePassed, p.topic.name)}
+			return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("over %d of the newest keys of topic %s were removed, and a page passes over no more: list the keys, which passes over all (next, without offset)", pagePassed, p.topic.name)}
 		}
 		// Too many removed keys were among them: look further back.
 	}
@@ -144,9 +146,9 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*Event, error
 
 // events reads n entries, and returns the newest limit of those that are live, the oldest first,
 // but for the skip newest. It reports whether there were as many.
-func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
+func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int) ([]*event.Event, bool, error) {
 	need := skip + limit
-	live := make([]*Event, 0, 2*need)
+	live := make([]*event.Event, 0, 2*need)
 	size := 0
 	err := p.each(ctx, start, n, false, func(m *storedMsg) error {
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
@@ -171,7 +173,7 @@ func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int)
 
 // fewEvents is events for when many are skipped, or large: it looks at headers first, and then
 // fetches the events it needs.
-func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit int) ([]*Event, bool, error) {
+func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit int) ([]*event.Event, bool, error) {
 	need := skip + limit
 	var live []uint64
 	err := p.each(ctx, start, n, true, func(m *storedMsg) error {
@@ -186,7 +188,7 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 		return nil, all, err
 	}
 	from, to := live[0], live[len(live)-1]
-	page := make([]*Event, 0, limit)
+	page := make([]*event.Event, 0, limit)
 	size := 0
 	err = p.each(ctx, from, to-from+1, false, func(m *storedMsg) error {
 		if m.seq > to {
@@ -210,7 +212,7 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 }
 
 // heldBytes is about what an event takes in memory, in bytes.
-func heldBytes(e *Event) int {
+func heldBytes(e *event.Event) int {
 	n := 200 + len(e.Payload) + len(e.Key) + len(e.ID)
 	for name, value := range e.Headers {
 		n += len(name) + len(value)

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"eventhub/jetstream/event"
 )
 
 // pages reads all pages of a size.
@@ -53,7 +55,7 @@ func fill(tb testing.TB, b *Bus, topic string, events, keys int, rnd *rand.Rand)
 		if opts.Tombstone {
 			payload = nil
 		}
-		if err := p.PublishAsync(tb.Context(), topic, payload, opts, func(_ Receipt, err error) {
+		if err := p.PublishAsync(tb.Context(), topic, payload, opts, func(_ event.Receipt, err error) {
 			if err != nil {
 				tb.Error(err)
 			}
@@ -95,7 +97,7 @@ func TestPagesLeaveOutWhatWasRemoved(t *testing.T) {
 		}
 	}
 	var each []string
-	if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error {
+	if err := b.Keys("state.a").Each(t.Context(), func(e *event.Event) error {
 		if !e.Tombstone {
 			each = append(each, e.Key)
 		}
@@ -114,7 +116,7 @@ func busy(t *testing.T, b *Bus, keys int, payload string) (stop func()) {
 	t.Helper()
 	p := b.NewPublisher()
 	write := func(i int) {
-		if err := p.PublishAsync(t.Context(), "state.a", []byte(payload), PublishOptions{Key: strconv.Itoa(i)}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "state.a", []byte(payload), PublishOptions{Key: strconv.Itoa(i)}, func(_ event.Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -167,7 +169,7 @@ func TestEachBesideWriters(t *testing.T) {
 			defer busy(t, b, c.keys, "1")()
 			for range c.walks {
 				seen := make(map[string]uint64)
-				if err := b.Keys("state.a").Each(t.Context(), func(e *Event) error {
+				if err := b.Keys("state.a").Each(t.Context(), func(e *event.Event) error {
 					if e.Sequence <= seen[e.Key] {
 						t.Errorf("key %s: event %d comes after %d", e.Key, e.Sequence, seen[e.Key])
 					}
@@ -207,17 +209,17 @@ func TestPageBounds(t *testing.T) {
 	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))
 	for _, c := range []struct{ offset, limit int }{{-1, 1}, {0, 0}, {0, 1_001}} {
 		_, err := b.Keys("state.a").Page(t.Context(), c.offset, c.limit)
-		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadOptions {
+		if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadOptions {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
 	publish(t, b, "plain", "1")
 	_, err := b.Keys("plain").Page(t.Context(), 0, 1)
-	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
+	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadTopic {
 		t.Errorf("a topic that is not compacted: %v", err)
 	}
 	stop := errors.New("stop")
-	if err := b.Keys("state.a").Each(t.Context(), func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
+	if err := b.Keys("state.a").Each(t.Context(), func(*event.Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
 		t.Errorf("got %v", err)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // Place is a place in the stream of a topic.
@@ -30,7 +32,7 @@ func (h History) Place(ctx context.Context, client string) (Place, error) {
 			}
 		}
 		t, state, err := h.reads.streams.freshExisting(ctx, h.topic)
-		if errors.Is(err, ErrNotFound) && client != "" && try < 3 {
+		if errors.Is(err, event.ErrNotFound) && client != "" && try < 3 {
 			continue // it was deleted meanwhile
 		}
 		if err != nil {
@@ -101,7 +103,7 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 // Snapshot calls f with the newest event of every key of a compacted topic, as Each does, and
 // returns the sequence of the topic's stream up to which that is the present state: every key that
 // changed later has an event behind it.
-func (k Keys) Snapshot(ctx context.Context, f func(*Event) error) (upTo uint64, err error) {
+func (k Keys) Snapshot(ctx context.Context, f func(*event.Event) error) (upTo uint64, err error) {
 	t, err := k.reads.compacted(ctx, k.topic)
 	if err != nil {
 		return 0, k.reads.readFailed(err)
@@ -122,7 +124,7 @@ func (k Keys) Snapshot(ctx context.Context, f func(*Event) error) (upTo uint64, 
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return upTo, own.err
 	}
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return 0, nil
 	}
 	return upTo, k.reads.readFailed(err)

@@ -11,6 +11,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // Position is a starting point in a topic: FromLatest (the zero value), FromEarliest, FromTime or
@@ -65,11 +67,11 @@ func AtBookmark(name string) Position { return Position{kind: atBookmark, id: na
 func (p Position) validate() error {
 	switch {
 	case p.kind == atBack || p.kind == atBookmark || p.kind == atPlace:
-		return badOptions("this position is relative to a group: only a group can be moved to it")
+		return event.BadOptions("this position is relative to a group: only a group can be moved to it")
 	case p.kind == atTime && p.at.Before(time.Unix(0, 0)):
-		return badOptions("opts.ts is %d: it is epoch milliseconds, 0 or more", p.at.UnixMilli())
+		return event.BadOptions("opts.ts is %d: it is epoch milliseconds, 0 or more", p.at.UnixMilli())
 	case p.kind == atID && (p.id == "" || len(p.id) > maxNameLen+maxIDLen):
-		return badOptions("opts.afterId has %d bytes: an event's id is needed", len(p.id))
+		return event.BadOptions("opts.afterId has %d bytes: an event's id is needed", len(p.id))
 	}
 	return nil
 }
@@ -124,8 +126,8 @@ func farthest(t time.Time) time.Time {
 }
 
 // event decodes a stored message.
-func (t *topicInfo) event(m *storedMsg) *Event {
-	e := &Event{Topic: t.name, Key: subjectKey(m.subject), Payload: m.data, Stream: t.stream.name, Sequence: m.seq, StoredAt: m.time.UnixNano()}
+func (t *topicInfo) event(m *storedMsg) *event.Event {
+	e := &event.Event{Topic: t.name, Key: subjectKey(m.subject), Payload: m.data, Stream: t.stream.name, Sequence: m.seq, StoredAt: m.time.UnixNano()}
 	e.ReadHeader(m.header)
 	if t.putBack {
 		readPutBack(e, m.header)
@@ -140,9 +142,9 @@ const applyWait = 10 * time.Millisecond
 // bySequence reads one event that was stored. It returns ErrNotFound when the event was removed. A
 // consumer's leader may deliver an event that the stream's leader, another server, has not applied
 // yet: then bySequence waits for it.
-func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*Event, error) {
+func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*event.Event, error) {
 	m, err := r.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
-	for errors.Is(err, ErrNotFound) {
+	for errors.Is(err, event.ErrNotFound) {
 		info, infoErr := r.findStream(ctx, t.stream.name)
 		if infoErr != nil {
 			return nil, infoErr
@@ -361,7 +363,7 @@ type ScanOptions struct {
 // Scan calls f for the stored events of a topic in order, up to the topic's end at the moment of
 // the call. It stops when f returns an error, and returns that error. A topic that does not exist
 // has no events. f owns its event. Errors: bad_topic, bad_options, unknown_id (FromAfterID).
-func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) error) error {
+func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*event.Event) error) error {
 	r, topic := h.reads, h.topic
 	if opts.Limit <= 0 {
 		opts.Limit = 1_000
@@ -370,7 +372,7 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*Event) erro
 		return err
 	}
 	t, err := r.streams.existing(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
 	if err != nil {

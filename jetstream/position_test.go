@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // A position that no topic has is refused wherever one is taken, and nothing is made.
@@ -16,10 +18,10 @@ func TestPositionsThatNoTopicHas(t *testing.T) {
 		"no id":       FromAfterID(""),
 	} {
 		_, subscribed := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: at}, ignore)
-		scanned := b.History("a").Scan(t.Context(), ScanOptions{From: at}, func(*Event) error { return nil })
+		scanned := b.History("a").Scan(t.Context(), ScanOptions{From: at}, func(*event.Event) error { return nil })
 		moved := b.Group("a", "g").Seek(t.Context(), at)
 		for _, err := range []error{subscribed, scanned, moved} {
-			if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadOptions {
+			if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodeBadOptions {
 				t.Errorf("%s: got %v", name, err)
 			}
 		}

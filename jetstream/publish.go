@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/event"
 )
 
 // PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id
@@ -73,18 +75,6 @@ type PublishOptions struct {
 	KeyExists bool
 }
 
-// Receipt is the result of a confirmed publish.
-type Receipt struct {
-	// ID is the event's id.
-	ID string
-	// Stream and Sequence are the position of the event. For a duplicate, they are the position of
-	// the event that was stored before. They are empty for an event that waits (Delay, At).
-	Stream   string
-	Sequence uint64
-	// Duplicate is set when an event of that id was stored already, and nothing was stored now.
-	Duplicate bool
-}
-
 // Publisher publishes for one client in order. The stream stores events in the order of the calls,
 // as long as no publish in between fails. A Publisher is pinned to one NATS connection of the bus's
 // pool, which keeps that order. Events with a delay have no such order. PublishAsync, Publish and
@@ -115,8 +105,8 @@ func (p *Publisher) CountFor(client string) {
 // Publish is PublishAsync that waits: it stores one event and returns once the stream has confirmed
 // it. Errors are those of PublishAsync and of its done. When ctx ends first, the *Error
 // (publish_failed) says that the outcome is unknown.
-func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
-	return p.publishing.publishWait(ctx, func(done func(Receipt, error)) error {
+func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (event.Receipt, error) {
+	return p.publishing.publishWait(ctx, func(done func(event.Receipt, error)) error {
 		return p.PublishAsync(ctx, topic, payload, opts, done)
 	})
 }
@@ -146,7 +136,7 @@ func (p *publishing) newPublisher(client string) *Publisher {
 // PublishAsync waits while the topic is being created, until the first publish to a stream is
 // confirmed, and while too many publishes are in flight (Limits.PublishInFlight per stream,
 // Limits.SessionInFlight per Publisher).
-func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(Receipt, error)) error {
+func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(event.Receipt, error)) error {
 	if p.publishing.tracer != nil {
 		return p.publishTraced(ctx, topic, payload, &opts, done)
 	}
@@ -154,13 +144,13 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 }
 
 // publish is PublishAsync without a span.
-func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
+func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
 	t, err := p.publishing.admit(ctx, topic, payload, opts, p.client)
 	if err != nil {
 		return err
 	}
 	if p.publishing.closing() {
-		return ErrClosed
+		return event.ErrClosed
 	}
 	if err := opts.Validate(); err != nil {
 		return err
@@ -202,7 +192,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	}
 	send := p.send
 	if later {
-		send = func(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
+		send = func(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
 			return p.schedule(ctx, t, payload, opts, at, done)
 		}
 	}
@@ -213,17 +203,17 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 }
 
 // sender sends an event to a topic that takes the event.
-type sender func(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(Receipt, error)) error
+type sender func(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error
 
 // sendLetter sends an event to a topic of dead letters, for a client that has a ration of them. It
 // takes from the ration before, so that the client has no more under way than that, and gives back
 // what is not stored.
-func (p *Publisher) sendLetter(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, client string, done func(Receipt, error), send sender) error {
+func (p *Publisher) sendLetter(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, client string, done func(event.Receipt, error), send sender) error {
 	size, rations := len(payload), p.publishing.letterRations
 	if err := rations.admit(client, size); err != nil {
 		return err
 	}
-	err := send(ctx, t, payload, opts, func(r Receipt, err error) {
+	err := send(ctx, t, payload, opts, func(r event.Receipt, err error) {
 		if err != nil || r.Duplicate {
 			rations.refund(client, size)
 		}
@@ -288,10 +278,10 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 		limit += wrapperMargin
 	}
 	if len(payload) > limit {
-		return nil, &Error{Code: CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), limit), Err: ErrTooLarge}
+		return nil, &event.Error{Code: event.CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), limit), Err: event.ErrTooLarge}
 	}
 	if compacted && opts.Key == "" {
-		return nil, badOptions("topic %s keeps the newest event of each key: give opts.key", topic)
+		return nil, event.BadOptions("topic %s keeps the newest event of each key: give opts.key", topic)
 	}
 	if opts.Delayed() {
 		if err := opts.validateDelay(time.Now(), p.limits.MaxDelay); err != nil {
@@ -299,7 +289,7 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 		}
 	}
 	if opts.Tombstone && len(payload) > 0 && string(payload) != "null" {
-		return nil, badOptions("opts.tombstone removes a key: the payload must be null, or left out")
+		return nil, event.BadOptions("opts.tombstone removes a key: the payload must be null, or left out")
 	}
 	if t != nil && t.schema != nil {
 		return t, t.schema.admit(ctx, payload, opts, client, t.obs)
@@ -313,7 +303,7 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 }
 
 // send is PublishAsync to a topic that takes the event.
-func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(Receipt, error)) error {
+func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
 	if err := p.acquire(ctx, t.stream); err != nil {
 		return err
 	}
@@ -361,7 +351,7 @@ func (p *publishing) shortfall(ctx context.Context, now int64) int64 {
 type outgoingEvent struct {
 	p     *Publisher
 	topic *topicInfo
-	done  func(Receipt, error)
+	done  func(event.Receipt, error)
 	id    string
 	sent  int64
 	size  int64 // in the store
@@ -387,7 +377,7 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 	if w.id = opts.ID; !given {
 		var err error
 		if w.id, err = w.p.link.newID(); err != nil {
-			return &Error{Code: CodeInternal, Msg: "no id could be made", Err: err}
+			return &event.Error{Code: event.CodeInternal, Msg: "no id could be made", Err: err}
 		}
 	}
 	w.idValue[0] = w.id
@@ -460,10 +450,10 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 }
 
 // confirmed turns the answer to a publish into a receipt or an *Error.
-func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sent int64) (Receipt, error) {
-	fail := func(msg string, cause error) (Receipt, error) {
+func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sent int64) (event.Receipt, error) {
+	fail := func(msg string, cause error) (event.Receipt, error) {
 		t.obs.PublishFailed()
-		return Receipt{}, &Error{Code: CodePublishFailed, Msg: msg, Err: cause}
+		return event.Receipt{}, &event.Error{Code: event.CodePublishFailed, Msg: msg, Err: cause}
 	}
 	if err != nil {
 		return fail("the event store did not confirm in time: the outcome is unknown; with opts.id it may be repeated safely", err)
@@ -474,11 +464,11 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 	}
 	ack, err := parsePubAck(reply.Data, t.stream.name)
 	if keyChanged(err) {
-		return Receipt{}, ErrKeyChanged // no failure: it is what was asked for
+		return event.Receipt{}, event.ErrKeyChanged // no failure: it is what was asked for
 	}
 	if t.stream.keep != nil && beyond(err) {
 		t.obs.PublishFailed()
-		return Receipt{}, t.stream.keep.refused()
+		return event.Receipt{}, t.stream.keep.refused()
 	}
 	if refused, ok := errors.AsType[*apiError](err); ok {
 		if refused.ErrCode == errIDInProcess {
@@ -488,7 +478,7 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 		if storeFull(refused.ErrCode, refused.Description) {
 			t.obs.PublishFailed()
 			t.stream.headroom.set(true) // until NATS is asked again
-			return Receipt{}, storageLow(err)
+			return event.Receipt{}, storageLow(err)
 		}
 		return fail("the event store refused the event: nothing was stored", err)
 	}
@@ -508,11 +498,11 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 		p.reads.ids.published(t.stream, ack.Seq, id)
 	}
 	t.obs.Published(time.Duration(p.clock.now() - sent))
-	return Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil
+	return event.Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil
 }
 
 func notSent(err error) error {
-	return &Error{Code: CodePublishFailed, Msg: "the event store cannot be reached: nothing was stored, try again", Err: err}
+	return &event.Error{Code: event.CodePublishFailed, Msg: "the event store cannot be reached: nothing was stored, try again", Err: err}
 }
 
 // acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may
@@ -540,7 +530,7 @@ func (p *Publisher) acquire(ctx context.Context, s *stream) error {
 }
 
 func tooMany(err error) error {
-	return &Error{Code: CodeOverloaded, Msg: "too many publishes wait for the event store: nothing was stored, try again", Err: err}
+	return &event.Error{Code: event.CodeOverloaded, Msg: "too many publishes wait for the event store: nothing was stored, try again", Err: err}
 }
 
 func (p *Publisher) release(s *stream) {
@@ -556,30 +546,30 @@ func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(c
 // JSON; see Publisher.PublishAsync, which also documents the errors. When ctx ends before the
 // answer arrives, the *Error says that the outcome is unknown. A publish with PublishOptions.ID may
 // then be repeated safely. If ctx has no deadline, Publish returns within 10 s.
-func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
+func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (event.Receipt, error) {
 	return b.publishing.publish(ctx, topic, payload, opts)
 }
 
 // publish is Bus.Publish.
-func (p *publishing) publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (Receipt, error) {
-	return p.publishWait(ctx, func(done func(Receipt, error)) error {
+func (p *publishing) publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (event.Receipt, error) {
+	return p.publishWait(ctx, func(done func(event.Receipt, error)) error {
 		return p.publisher.PublishAsync(ctx, topic, payload, opts, done)
 	})
 }
 
-func (p *publishing) publishWait(ctx context.Context, send func(func(Receipt, error)) error) (Receipt, error) {
+func (p *publishing) publishWait(ctx context.Context, send func(func(event.Receipt, error)) error) (event.Receipt, error) {
 	type result struct {
-		r   Receipt
+		r   event.Receipt
 		err error
 	}
 	ch := make(chan result, 1)
-	if err := send(func(r Receipt, err error) { ch <- result{r, err} }); err != nil {
-		return Receipt{}, err
+	if err := send(func(r event.Receipt, err error) { ch <- result{r, err} }); err != nil {
+		return event.Receipt{}, err
 	}
 	select {
 	case res := <-ch:
 		return res.r, res.err
 	case <-ctx.Done():
-		return Receipt{}, &Error{Code: CodePublishFailed, Msg: "the caller did not wait for the event store: the outcome is unknown", Err: ctx.Err()}
+		return event.Receipt{}, &event.Error{Code: event.CodePublishFailed, Msg: "the caller did not wait for the event store: the outcome is unknown", Err: ctx.Err()}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
@@ -19,7 +21,7 @@ func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
 	var mu sync.Mutex
 	seqs := make([]uint64, n)
 	for i := range n {
-		err := p.PublishAsync(t.Context(), "order", fmt.Append(nil, i), PublishOptions{}, func(r Receipt, err error) {
+		err := p.PublishAsync(t.Context(), "order", fmt.Append(nil, i), PublishOptions{}, func(r event.Receipt, err error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -57,7 +59,7 @@ func TestSameIDIsStoredOnce(t *testing.T) {
 			t.Errorf("%s: %+v, %+v", topic, first, second)
 		}
 		var got []string
-		if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *Event) error {
+		if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *event.Event) error {
 			got = append(got, e.ID+" "+e.Key+" "+string(e.Payload)+" "+e.Topic)
 			return nil
 		}); err != nil {
@@ -77,7 +79,7 @@ func TestExpectKeySequence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Publish(t.Context(), "state", []byte("2"), PublishOptions{Key: "k", ExpectKeySequence: at(0)}); !errors.Is(err, ErrKeyChanged) {
+	if _, err := b.Publish(t.Context(), "state", []byte("2"), PublishOptions{Key: "k", ExpectKeySequence: at(0)}); !errors.Is(err, event.ErrKeyChanged) {
 		t.Errorf("got %v", err)
 	}
 	publish(t, b, "state", "other")
@@ -88,7 +90,7 @@ func TestExpectKeySequence(t *testing.T) {
 	if err != nil || string(e.Payload) != "2" {
 		t.Errorf("%v, %v", e, err)
 	}
-	if _, err := b.Keys("state").Get(t.Context(), "nobody"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Keys("state").Get(t.Context(), "nobody"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -125,11 +127,11 @@ func TestOptionsThatWouldPoisonAStreamAreRefused(t *testing.T) {
 		"ts unsafe":        {TS: 1 << 53, HasTS: true},
 	} {
 		_, err := b.Publish(t.Context(), "guarded", []byte("1"), opts)
-		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadOptions {
+		if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodeBadOptions {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := b.streams.existing(t.Context(), "guarded"); !errors.Is(err, ErrNotFound) {
+	if _, err := b.streams.existing(t.Context(), "guarded"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("a refused publish made the topic: %v", err)
 	}
 }
@@ -163,7 +165,7 @@ func TestADeletedStreamIsMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := b.Publish(t.Context(), "gone", []byte("2"), PublishOptions{})
-	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodePublishFailed {
+	if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodePublishFailed {
 		t.Errorf("got %v", err)
 	}
 	publish(t, b, "gone", "3")
@@ -174,13 +176,13 @@ func TestLimitsOfTopics(t *testing.T) {
 	obs := &counter{}
 	b := open(t, Config{Observer: obs, Limits: Limits{Topics: 4, TopicsPerClient: 2}})
 	code := func(err error) string {
-		if e, ok := errors.AsType[*Error](err); ok {
+		if e, ok := errors.AsType[*event.Error](err); ok {
 			return e.Code
 		}
 		return fmt.Sprint(err)
 	}
 	pub := func(p *Publisher, topic string) error {
-		_, err := b.publishing.publishWait(t.Context(), func(done func(Receipt, error)) error {
+		_, err := b.publishing.publishWait(t.Context(), func(done func(event.Receipt, error)) error {
 			return p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, done)
 		})
 		return err
@@ -194,19 +196,19 @@ func TestLimitsOfTopics(t *testing.T) {
 		{one, "t1", "<nil>"},
 		{one, "t2", "<nil>"},
 		{one, "t1", "<nil>"},
-		{one, "t3", CodeRateLimited},
+		{one, "t3", event.CodeRateLimited},
 		{two, "t3", "<nil>"},
 		{one, "t3", "<nil>"}, // it exists: using it costs nothing
 		{two, "t4", "<nil>"},
-		{two, "t5", CodeOverloaded},
-		{one, "dlq.t1", CodeOverloaded}, // the family's stream would be one more
+		{two, "t5", event.CodeOverloaded},
+		{one, "dlq.t1", event.CodeOverloaded}, // the family's stream would be one more
 	} {
 		if got := code(pub(c.p, c.topic)); got != c.want {
 			t.Errorf("%s: got %s, want %s", c.topic, got, c.want)
 		}
 	}
 	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{CountFor: one.client}, ignore)
-	if got := code(err); got != CodeOverloaded {
+	if got := code(err); got != event.CodeOverloaded {
 		t.Errorf("subscribe: got %s", got)
 	}
 	if obs.limit("topics") == 0 || obs.limit("topics_per_client") == 0 {
@@ -221,7 +223,7 @@ func TestPayloadLimit(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := b.Publish(t.Context(), "big", make([]byte, 1<<20+1), PublishOptions{})
-	if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodePublishFailed || !strings.Contains(e.Msg, "1048576") {
+	if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodePublishFailed || !strings.Contains(e.Msg, "1048576") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -235,7 +237,7 @@ func TestCloseTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := b.Publish(context.Background(), "a", []byte("1"), PublishOptions{}); !errors.Is(err, ErrClosed) {
+	if _, err := b.Publish(context.Background(), "a", []byte("1"), PublishOptions{}); !errors.Is(err, event.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := b.Subscribe(context.Background(), "a", "g", SubscribeOptions{}, ignore); err == nil {
@@ -257,9 +259,9 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 	}
 	_, pubErr := b.Publish(t.Context(), "payroll", []byte("1"), PublishOptions{})
 	_, subErr := b.Subscribe(t.Context(), "payroll", "g", SubscribeOptions{From: FromEarliest}, ignore)
-	scanErr := b.History("payroll").Scan(t.Context(), ScanOptions{}, func(*Event) error { t.Error("shown"); return nil })
+	scanErr := b.History("payroll").Scan(t.Context(), ScanOptions{}, func(*event.Event) error { t.Error("shown"); return nil })
 	for _, err := range []error{pubErr, subErr, scanErr} {
-		if e, ok := errors.AsType[*Error](err); !ok || e.Code != CodeBadTopic {
+		if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodeBadTopic {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -136,7 +137,7 @@ func (l *letter) copyHeader() nats.Header {
 
 // readPutBack fills in what only the header of a copy says of its event: the place of the original,
 // and none where that is not known. It returns the letter.
-func readPutBack(e *Event, h nats.Header) letterRef {
+func readPutBack(e *event.Event, h nats.Header) letterRef {
 	if key := h.Get(headerKey); key != "" {
 		e.Key = tokenKey(key)
 	}
@@ -151,7 +152,7 @@ func readPutBack(e *Event, h nats.Header) letterRef {
 // putBackTopic is a topic as its copies in the stream of what was put back.
 func (q *queues) putBackTopic(topic string, info *natsjs.StreamInfo) *topicInfo {
 	return &topicInfo{
-		name: topic, putBack: true, obs: nopObserver{}, maxPayload: q.maxPayload,
+		name: topic, putBack: true, obs: event.NopObserver{}, maxPayload: q.maxPayload,
 		stream: &stream{name: putBackStream, family: true, created: native.StreamMade(info)},
 	}
 }
@@ -159,7 +160,7 @@ func (q *queues) putBackTopic(topic string, info *natsjs.StreamInfo) *topicInfo 
 // openPutBack returns the stream of what was put back, and makes it if it is not there.
 func (q *queues) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
 	info, err := q.findStream(ctx, putBackStream)
-	if !errors.Is(err, ErrNotFound) {
+	if !errors.Is(err, event.ErrNotFound) {
 		return info, err
 	}
 	cfg := natsjs.StreamConfig{
@@ -244,7 +245,7 @@ func (q *queues) groupQueue(ctx context.Context, t *topicInfo, group string) (st
 		}
 		q.records.deleteConsumer(ctx, putBackStream, next.PutBack)
 	}
-	return "", &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+	return "", &event.Error{Code: event.CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
 // hasTTL reports whether a group ends when it has had no member for its TTL, and takes its queue
@@ -259,7 +260,7 @@ func (q *queues) hasTTL(ctx context.Context, t *topicInfo, group string, ptr *ge
 	}
 	alive, err := q.waitsForServer(ctx, t, group, ptr)
 	if err == nil && !alive {
-		err = ErrNotFound
+		err = event.ErrNotFound
 	}
 	return !ptr.Durable, err // only groups with a TTL live in memory
 }
@@ -333,7 +334,7 @@ func (q *queues) removeStored(ctx context.Context, stream string, seq uint64) er
 		return nil
 	}
 	// The server has no code of its own for what is gone: the next read tells.
-	if _, err := q.getMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, ErrNotFound) {
+	if _, err := q.getMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
 	return got.Error
@@ -422,7 +423,7 @@ func (q *queues) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept ma
 // queue along.
 func (q *queues) queueStays(ctx context.Context, topic, group string, queue *natsjs.ConsumerInfo) (bool, error) {
 	t, _, err := q.streams.freshExisting(ctx, topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/event"
 )
 
 // A member of a group to which something was put back is a second source for its subscription: a
@@ -46,7 +48,7 @@ func (m *member) takeQueue(queue string) {
 				return
 			}
 			s.mu.Unlock()
-			if errors.Is(err, ErrNotFound) {
+			if errors.Is(err, event.ErrNotFound) {
 				return // the group was deleted, or moved on: its member hears of that
 			}
 			s.bus.often.Log(s.bus.ctx, slog.LevelWarn, "failed to join the events that were put back to a group; retrying", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.Any("error", err))
@@ -74,7 +76,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 		return nil, err
 	}
 	if ptr.Deleted || ptr.PutBack != queue {
-		return nil, ErrNotFound
+		return nil, event.ErrNotFound
 	}
 	pt, info, err := b.queues.openQueue(ctx, topic, s.group, queue, ttl && !ptr.Durable, ptr.Paused)
 	if err != nil {
@@ -85,7 +87,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 
 // addQueue makes the second source. s.mu is held.
 func (s *Subscription) addQueue(main *member, g *group) {
-	q := &member{sub: s, group: g, main: main, obs: nopObserver{}}
+	q := &member{sub: s, group: g, main: main, obs: event.NopObserver{}}
 	if s.keeper == nil {
 		q.obs = s.bus.obs.Group(g.topic.name, s.group, s.opts.GroupTTL > 0)
 	}
@@ -173,7 +175,7 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 		s.mu.Lock()
 		if d.index >= 0 {
 			d.unseen, d.unseenNak, d.bounced = true, true, true
-			s.remove(d, Returned)
+			s.remove(d, event.Returned)
 			s.dropParked()
 		}
 		s.mu.Unlock()
@@ -206,7 +208,7 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 	ask("STREAM.MSG.GET.", find, func(reply *nats.Msg) {
 		stored, err := parseStored(reply)
 		switch {
-		case errors.Is(err, ErrNotFound), err == nil && stored.time.UnixNano() != d.letter.at:
+		case errors.Is(err, event.ErrNotFound), err == nil && stored.time.UnixNano() != d.letter.at:
 			then() // it is gone, and what is there now is another
 			return
 		case err != nil:

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -212,7 +213,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	if info, err := b.queues.openPutBack(t.Context()); err != nil || info.State.Msgs != 0 || info.State.Consumers != 0 {
 		t.Errorf("%d events in %d queues, %v", info.State.Msgs, info.State.Consumers, err)
 	}
-	if _, err := b.Admin().DeadLetters().Redrive(t.Context(), LetterFilter{Topic: "gone", Group: "g"}, RedriveOptions{}); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Admin().DeadLetters().Redrive(t.Context(), LetterFilter{Topic: "gone", Group: "g"}, RedriveOptions{}); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("a redrive to a group that was deleted: %v", err)
 	}
 	got := redriveAll(t, b, LetterFilter{Topic: "gone"}, RedriveOptions{})
@@ -229,8 +230,8 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	// a hub that was late
-	if _, err := b.publishing.publishWait(t.Context(), func(done func(Receipt, error)) error {
-		return b.publishing.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.streams.known("gone").stream.ready, headroom: &b.streams.headrooms.file}, subject: queueSubject(old) + "x", obs: nopObserver{}}, []byte("1"), &PublishOptions{}, done)
+	if _, err := b.publishing.publishWait(t.Context(), func(done func(event.Receipt, error)) error {
+		return b.publishing.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.streams.known("gone").stream.ready, headroom: &b.streams.headrooms.file}, subject: queueSubject(old) + "x", obs: event.NopObserver{}}, []byte("1"), &PublishOptions{}, done)
 	}); err != nil {
 		t.Fatal(err)
 	}

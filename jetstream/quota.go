@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/quota"
 )
 
@@ -42,7 +43,7 @@ func (r *ration) take(client string) error {
 		return nil
 	}
 	r.core.obs.LimitReached(r.limit)
-	return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new %s, which is its limit: one more is allowed every %v", r.burst, r.what, newRefill), Wait: wait}
+	return &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new %s, which is its limit: one more is allowed every %v", r.burst, r.what, newRefill), Wait: wait}
 }
 
 // rationed reports whether a client has rations and a count of its own: "", which is the hub

@@ -11,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // Bounds of a rangePull.
@@ -239,7 +241,7 @@ func (p *rangePull) wait(ctx context.Context) (*nats.Msg, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-p.core.ctx.Done():
-		return nil, ErrClosed
+		return nil, event.ErrClosed
 	case <-p.silence.C:
 		return nil, fmt.Errorf("%w: the server is silent", errFeedCut)
 	}

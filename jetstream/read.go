@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -73,8 +74,8 @@ func (r *Range) Bounds() (first, last uint64) { return r.first, r.last }
 
 // Read returns the events of a range in the order of the stream. It is Range and Range.Events in
 // one; a Range also tells what the stream has dropped.
-func (h History) Read(ctx context.Context, opts ReadOptions) iter.Seq2[*Event, error] {
-	return func(yield func(*Event, error) bool) {
+func (h History) Read(ctx context.Context, opts ReadOptions) iter.Seq2[*event.Event, error] {
+	return func(yield func(*event.Event, error) bool) {
 		r, err := h.Range(ctx, opts)
 		if err != nil {
 			yield(nil, err)
@@ -93,7 +94,7 @@ func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
 	}
 	r := &Range{reads: b, opts: opts}
 	t, state, err := b.streams.freshExisting(ctx, h.topic)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return r, nil
 	}
 	if err != nil {
@@ -159,7 +160,7 @@ func (r *Range) name(ctx context.Context) error {
 	for _, subject := range subjects {
 		m, err := b.lastBySubject(ctx, t.stream.name, subject)
 		switch {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return b.unavailable(err)
 		case newest == nil || m.seq > newest.seq:
@@ -179,8 +180,8 @@ func (r *Range) name(ctx context.Context) error {
 // of a family): no event from behind the gap has been returned then, and a new Range after the last
 // event says that it is truncated. The caller owns the events. Events reads through a consumer of
 // its own, which joins no group and is removed at the end.
-func (r *Range) Events(ctx context.Context) iter.Seq2[*Event, error] {
-	return func(yield func(*Event, error) bool) {
+func (r *Range) Events(ctx context.Context) iter.Seq2[*event.Event, error] {
+	return func(yield func(*event.Event, error) bool) {
 		if r.topic == nil || r.first > r.last {
 			return
 		}
@@ -203,9 +204,9 @@ type rangeRead struct {
 var errRangeEnded = errors.New("jetstream: a range was read")
 
 // run reads the range, and begins again where it was when it is cut off.
-func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) error {
+func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) bool) error {
 	if r.reads.closing() {
-		return ErrClosed
+		return event.ErrClosed
 	}
 	for failed := 0; ; {
 		began := r.next
@@ -218,7 +219,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) err
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case r.reads.ctx.Err() != nil:
-			return ErrClosed
+			return event.ErrClosed
 		}
 		if failed++; r.next > began {
 			failed = 1
@@ -238,7 +239,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*Event, error) bool) err
 // same returns ErrDropped when the stream was created again since the range was found.
 func (r *rangeRead) same(ctx context.Context) error {
 	info, err := r.reads.findStream(ctx, r.topic.stream.name)
-	if errors.Is(err, ErrNotFound) || err == nil && !native.StreamMade(info).Equal(r.topic.stream.created) {
+	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(r.topic.stream.created) {
 		return ErrDropped
 	}
 	return nil // what else is wrong, the next try tells
@@ -246,7 +247,7 @@ func (r *rangeRead) same(ctx context.Context) error {
 
 // readOn reads through one consumer until that has no more. It returns errRangeEnded at the end of
 // the range.
-func (r *rangeRead) readOn(ctx context.Context, yield func(*Event, error) bool) error {
+func (r *rangeRead) readOn(ctx context.Context, yield func(*event.Event, error) bool) error {
 	subjects := r.topic.filters()
 	if r.opts.Key != "" {
 		subjects = []string{keyedSubject(r.topic.name, r.opts.Key)}
@@ -298,7 +299,7 @@ func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*stor
 }
 
 // give returns messages that belong to the range and have its headers to the caller.
-func (r *rangeRead) give(window []*storedMsg, yield func(*Event, error) bool) error {
+func (r *rangeRead) give(window []*storedMsg, yield func(*event.Event, error) bool) error {
 	for _, m := range window {
 		if m.seq > r.last {
 			return errRangeEnded

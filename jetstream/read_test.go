@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // readAllOf returns the payloads of a range, in order.
@@ -40,7 +42,7 @@ func fillTopic(tb testing.TB, b *Bus, topic string, from, to int) {
 	pub := b.NewPublisher()
 	for i := from; i <= to; i++ {
 		opts := PublishOptions{ID: fmt.Sprintf("id-%d", i), Key: fmt.Sprintf("k%d", i%3), Headers: map[string]string{"correlationId": strconv.Itoa(i % 5)}}
-		if err := pub.PublishAsync(tb.Context(), topic, []byte(strconv.Itoa(i)), opts, func(_ Receipt, err error) {
+		if err := pub.PublishAsync(tb.Context(), topic, []byte(strconv.Itoa(i)), opts, func(_ event.Receipt, err error) {
 			if err != nil {
 				tb.Error(err)
 			}
@@ -98,7 +100,7 @@ func TestReadBounds(t *testing.T) {
 	b := open(t, Config{})
 	const n = 500
 	fillTopic(t, b, "bounds", 1, n)
-	var events []*Event
+	var events []*event.Event
 	for e, err := range b.History("bounds").Read(t.Context(), ReadOptions{}) {
 		if err != nil {
 			t.Fatal(err)
@@ -141,7 +143,7 @@ func TestReadBounds(t *testing.T) {
 		t.Errorf("a topic that does not exist has %v", got)
 	}
 	for e, err := range b.History("bounds").Read(t.Context(), ReadOptions{From: FromAfterID("nobody")}) {
-		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeUnknownID || e != nil {
+		if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeUnknownID || e != nil {
 			t.Errorf("an unknown id: %v, %v", e, err)
 		}
 	}
@@ -236,7 +238,7 @@ func TestReadSaysWhatWasDropped(t *testing.T) {
 	if err != nil || before.Truncated || before.FirstID != "" || before.LastID != "id-100" {
 		t.Fatalf("nothing is gone yet: %+v, %v", before, err)
 	}
-	var events []*Event
+	var events []*event.Event
 	for e, err := range before.Events(t.Context()) {
 		if err != nil {
 			t.Fatal(err)

@@ -15,6 +15,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // The long forms, as in RELIABILITY.md:
@@ -219,7 +221,7 @@ func (r *readback) stepDowns(ctx context.Context, streams ...string) {
 // follow watches through the last hub.
 func (r *readback) follow(ctx context.Context, watching chan struct{}) {
 	// it ends with ctx
-	_ = r.hubs[len(r.hubs)-1].Keys(rywTopic).Watch(ctx, nil, func(e *Event) error {
+	_ = r.hubs[len(r.hubs)-1].Keys(rywTopic).Watch(ctx, nil, func(e *event.Event) error {
 		if e == nil {
 			close(watching)
 			return nil
@@ -247,7 +249,7 @@ func (r *readback) work(ctx context.Context, hub int, seed uint64) error {
 		if opts.Tombstone {
 			payload = nil
 		}
-		var receipt Receipt
+		var receipt event.Receipt
 		err := r.insist(ctx, func(ctx context.Context) (err error) {
 			receipt, err = r.hubs[hub].Publish(ctx, rywTopic, payload, opts)
 			return err
@@ -275,14 +277,14 @@ func (r *readback) work(ctx context.Context, hub int, seed uint64) error {
 			continue
 		}
 		if try%8 == 0 {
-			err = r.lag(ctx, &r.many, written, func(ctx context.Context) (*Event, error) {
+			err = r.lag(ctx, &r.many, written, func(ctx context.Context) (*event.Event, error) {
 				got, err := reader.Keys(rywTopic).GetMany(ctx, []string{key, "none"})
 				return got[key], err
 			})
 		} else {
-			err = r.lag(ctx, &r.page, written, func(ctx context.Context) (*Event, error) {
+			err = r.lag(ctx, &r.page, written, func(ctx context.Context) (*event.Event, error) {
 				page, err := reader.Keys(rywTopic).Page(ctx, 0, rywPage)
-				i := slices.IndexFunc(page, func(e *Event) bool { return e.Key == key })
+				i := slices.IndexFunc(page, func(e *event.Event) bool { return e.Key == key })
 				if i < 0 || err != nil {
 					return nil, err
 				}
@@ -304,7 +306,7 @@ type written struct {
 }
 
 // shows is nil if an event is the one that was written, or a newer one of its key.
-func (w *written) shows(e *Event) error {
+func (w *written) shows(e *event.Event) error {
 	switch {
 	case e == nil:
 		return fmt.Errorf("%s is missing, and %d was confirmed", w.key, w.seq)
@@ -323,7 +325,7 @@ func (r *readback) insist(ctx context.Context, f func(context.Context) error) er
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
 		err := f(try)
 		cancel()
-		if err == nil || errors.Is(err, ErrNotFound) || r.cluster == nil || ctx.Err() != nil || time.Now().After(deadline) {
+		if err == nil || errors.Is(err, event.ErrNotFound) || r.cluster == nil || ctx.Err() != nil || time.Now().After(deadline) {
 			return err
 		}
 		r.again.Add(1)
@@ -335,7 +337,7 @@ func (r *readback) insist(ctx context.Context, f func(context.Context) error) er
 
 // one reads one key, which is never late.
 func (r *readback) one(ctx context.Context, b *Bus, w written) error {
-	var got map[string]*Event
+	var got map[string]*event.Event
 	err := r.insist(ctx, func(ctx context.Context) (err error) {
 		got, err = b.Keys(rywTopic).GetMany(ctx, []string{w.key})
 		return err
@@ -348,7 +350,7 @@ func (r *readback) one(ctx context.Context, b *Bus, w written) error {
 
 // consistent reads several keys that way.
 func (r *readback) consistent(ctx context.Context, b *Bus, w written) error {
-	var got map[string]*Event
+	var got map[string]*event.Event
 	err := r.insist(ctx, func(ctx context.Context) (err error) {
 		got, err = b.Keys(rywTopic).GetConsistent(ctx, []string{"k0", w.key, "k1", "none"})
 		return err
@@ -360,7 +362,7 @@ func (r *readback) consistent(ctx context.Context, b *Bus, w written) error {
 }
 
 // judge knows that a key is missing when it was removed, by this event or a later one.
-func (r *readback) judge(ctx context.Context, b *Bus, w written, e *Event, read string) error {
+func (r *readback) judge(ctx context.Context, b *Bus, w written, e *event.Event, read string) error {
 	if e == nil {
 		err := r.insist(ctx, func(ctx context.Context) (err error) {
 			e, err = b.Keys(rywTopic).Get(ctx, w.key)
@@ -380,10 +382,10 @@ func (r *readback) judge(ctx context.Context, b *Bus, w written, e *Event, read 
 }
 
 // lag reads until the event is to be seen, or a newer one.
-func (r *readback) lag(ctx context.Context, l *lags, w written, read func(context.Context) (*Event, error)) error {
+func (r *readback) lag(ctx context.Context, l *lags, w written, read func(context.Context) (*event.Event, error)) error {
 	begin := time.Now()
 	for reads := 0; ; reads++ {
-		var e *Event
+		var e *event.Event
 		err := r.insist(ctx, func(ctx context.Context) (err error) {
 			e, err = read(ctx)
 			return err

@@ -12,6 +12,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -84,7 +85,7 @@ func ackDuringChangesOfLeader(t *testing.T, b *Bus, topic string) (again, events
 				return
 			case <-tick.C:
 			}
-			err := p.PublishAsync(t.Context(), topic, []byte(strconv.Itoa(i)), PublishOptions{}, func(_ Receipt, err error) {
+			err := p.PublishAsync(t.Context(), topic, []byte(strconv.Itoa(i)), PublishOptions{}, func(_ event.Receipt, err error) {
 				if err == nil {
 					published.Add(1)
 				}

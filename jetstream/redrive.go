@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // Rates of redrives and discards, in letters a second.
@@ -155,7 +157,7 @@ func (d *letters) enterRedrives(ctx context.Context, client string) (leave func(
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		return nil, &Error{Code: CodeOverloaded, Msg: "too many redrives, discards and counts of dead letters run on this hub: try again later"}
+		return nil, &event.Error{Code: event.CodeOverloaded, Msg: "too many redrives, discards and counts of dead letters run on this hub: try again later"}
 	}
 	return func() { d.redrives.Leave(client) }, nil
 }
@@ -166,7 +168,7 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 		return Redriven{}, err
 	}
 	if r.opts.Rate < 0 || r.opts.Rate > maxRedriveRate {
-		return Redriven{}, badOptions("rate is %d: 1 to %d letters a second are allowed", r.opts.Rate, maxRedriveRate)
+		return Redriven{}, event.BadOptions("rate is %d: 1 to %d letters a second are allowed", r.opts.Rate, maxRedriveRate)
 	}
 	r.opts.Rate = cmp.Or(r.opts.Rate, rate)
 	if r.queues != nil && !r.opts.ToTopic && r.filter.Topic != "" && r.filter.Group != "" {
@@ -197,14 +199,14 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 	}
 	if r.filter.Topic != "" {
 		if _, _, err := letters.streams.freshExisting(ctx, r.filter.Topic); err != nil {
-			if errors.Is(err, ErrNotFound) {
-				err = ErrNoTopic
+			if errors.Is(err, event.ErrNotFound) {
+				err = event.ErrNoTopic
 			}
 			return r.result.copied(), err
 		}
 	}
 	if r.filter.ID != "" || r.filter.EventID != "" {
-		return r.result.copied(), ErrNotFound
+		return r.result.copied(), event.ErrNotFound
 	}
 	return r.result.copied(), nil
 }
@@ -213,7 +215,7 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 func (r *redrive) bound(streams []letterStream) error {
 	if r.filter.Topic == "" {
 		if r.opts.Through != "" {
-			return badOptions("through goes with a topic")
+			return event.BadOptions("through goes with a topic")
 		}
 		return nil
 	}
@@ -221,7 +223,7 @@ func (r *redrive) bound(streams []letterStream) error {
 	if r.opts.Through != "" {
 		var ok bool
 		if through, ok = parseStreamCursor(r.opts.Through); !ok {
-			return badOptions("through is not that of a dry run: leave it out")
+			return event.BadOptions("through is not that of a dry run: leave it out")
 		}
 		if len(streams) == 0 {
 			return errChanged
@@ -244,7 +246,7 @@ func (r *redrive) bound(streams []letterStream) error {
 }
 
 // errChanged refuses to remove something that a dry run has not shown.
-var errChanged = &Error{Code: CodeBadOptions, Msg: "the stream was created again since the dry run: repeat the dry run"}
+var errChanged = &event.Error{Code: event.CodeBadOptions, Msg: "the stream was created again since the dry run: repeat the dry run"}
 
 // groupExists returns ErrNotFound when the one group of the filter does not exist.
 func (r *redrive) groupExists(ctx context.Context) error {
@@ -268,7 +270,7 @@ func (r *redrive) groupExists(ctx context.Context) error {
 		return letters.unavailable(err)
 	}
 	if !alive {
-		return ErrNotFound
+		return event.ErrNotFound
 	}
 	return nil
 }
@@ -304,7 +306,7 @@ func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-r.letters.ctx.Done():
-			return ErrClosed
+			return event.ErrClosed
 		}
 	}
 	// While the rate lets the reader wait for long, the server forgets it, and it begins again.
@@ -339,7 +341,7 @@ func (r *redrive) tell() error {
 // current reads a letter at the leader of its stream. It returns nil when the letter is gone.
 func (r *redrive) current(ctx context.Context, l *Letter) (*Letter, error) {
 	m, err := r.letters.getMsg(ctx, l.Stream, map[string]any{"seq": l.Sequence})
-	if errors.Is(err, ErrNotFound) || err == nil && m.time.UnixNano() != l.StoredAt {
+	if errors.Is(err, event.ErrNotFound) || err == nil && m.time.UnixNano() != l.StoredAt {
 		return nil, nil //nolint:nilnil // it is gone
 	}
 	if err != nil {
@@ -392,14 +394,14 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 	if l.Bare {
 		const lost = "the dead letter does not have the payload, which its topic does not have any more"
 		t, _, err := r.letters.streams.freshExisting(ctx, l.Topic)
-		if errors.Is(err, ErrNotFound) || err == nil && t.stream.name != l.Event.Stream {
+		if errors.Is(err, event.ErrNotFound) || err == nil && t.stream.name != l.Event.Stream {
 			return nil, lost, nil
 		}
 		if err != nil {
 			return nil, "", err
 		}
 		m, err := r.letters.getMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
-		if errors.Is(err, ErrNotFound) || err == nil && (subjectTopic(m.subject) != l.Topic || m.time.UnixNano() != l.Event.StoredAt) {
+		if errors.Is(err, event.ErrNotFound) || err == nil && (subjectTopic(m.subject) != l.Topic || m.time.UnixNano() != l.Event.StoredAt) {
 			return nil, lost, nil
 		}
 		if err != nil {
@@ -411,7 +413,7 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 	if r.opts.Client != "" && !r.charged[out.ref] {
 		if wait := r.letters.putBackShares.TakeN(r.opts.Client, out.size); wait > 0 {
 			r.letters.obs.LimitReached("put_back_share")
-			return nil, "", &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("you have put back as many bytes as one client may, which is %d in 30 days: the other letters stay", r.letters.limits.PutBackShare)}
+			return nil, "", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("you have put back as many bytes as one client may, which is %d in 30 days: the other letters stay", r.letters.limits.PutBackShare)}
 		}
 		if r.charged != nil {
 			r.charged[out.ref] = true

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -335,14 +336,14 @@ func TestLimitsOfARedrive(t *testing.T) {
 	letters := b.Admin().DeadLetters()
 	began := time.Now()
 	got, err := letters.Redrive(t.Context(), LetterFilter{}, RedriveOptions{Rate: 20, Client: "jwt:eve"})
-	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeRateLimited || got.Done < 8 || got.Done > 12 {
+	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeRateLimited || got.Done < 8 || got.Done > 12 {
 		t.Errorf("beyond the share: %+v, %v", got, err)
 	}
 	if took := time.Since(began); took < 300*time.Millisecond {
 		t.Errorf("%d letters at 20 a second took %v", got.Done, took)
 	}
 	got, err = letters.Redrive(t.Context(), LetterFilter{}, RedriveOptions{Rate: 20})
-	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeOverloaded {
+	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeOverloaded {
 		t.Errorf("beyond the group's limit: %+v, %v", got, err)
 	}
 	waiting := int(backlog(t, b, "limits").PutBack)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // headerExpectSeq has a stream refuse a message unless its last one has that sequence.
@@ -29,7 +31,7 @@ func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
 	r.charged = make(map[letterRef]bool, len(batch)) // what is tried again counts once
 	for try := 0; len(left) > 0; try++ {
 		if try == redriveTries {
-			return &Error{Code: CodeInternal, Msg: "the event store did not confirm that events were put back: try again later; none is put back twice"}
+			return &event.Error{Code: event.CodeInternal, Msg: "the event store did not confirm that events were put back: try again later; none is put back twice"}
 		}
 		var err error
 		if left, err = r.putBack(ctx, left); err != nil {
@@ -61,7 +63,7 @@ func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter
 		return nil, err
 	}
 	select {
-	case letters.puttingBack <- struct{}{}: // others of this hub would only make each other try again
+	case letters.puttingBack <- struct{}{}: // several of this hub would make each other repeat
 		defer func() { <-letters.puttingBack }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -122,7 +124,7 @@ func (r *redrive) look(ctx context.Context, batch []*Letter) (out []*putting, la
 // copied reports whether a queue has the copy of a letter.
 func (r *redrive) copied(ctx context.Context, queue string, l *Letter) (bool, error) {
 	_, err := r.letters.lastBySubject(ctx, putBackStream, queueSubject(queue)+l.ref().token())
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {
@@ -221,7 +223,7 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 			errs[i] = ctx.Err()
 		case full(p.err):
 			letters.obs.LimitReached("put_back_bytes")
-			errs[i] = &Error{Code: CodeOverloaded, Msg: "the event store has no room for more events that were put back: the letters that are left stay; redrive them when members have settled what waits"}
+			errs[i] = &event.Error{Code: event.CodeOverloaded, Msg: "the event store has no room for more events that were put back: the letters that are left stay; redrive them when members have settled what waits"}
 		case tooLarge(p.err):
 			r.result.skip("the event does not fit into a message of the event store")
 		default:
@@ -262,7 +264,7 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 		}
 		name, err := r.findQueue(ctx, l)
 		switch {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, event.ErrNotFound):
 			r.queues[pair] = queueOf{err: fmt.Errorf("topic %s has no group %q any more", l.Topic, l.Group)}
 			continue
 		case err != nil:
@@ -274,7 +276,7 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 		}
 		if waiting+leased+uint64(len(batch)) > uint64(letters.limits.PutBack) { //nolint:gosec // it is positive
 			letters.obs.LimitReached("put_back")
-			return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, letters.limits.PutBack)}
+			return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, letters.limits.PutBack)}
 		}
 		r.queues[pair] = queueOf{name: name}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // toTopics publishes the events of a batch on their topics.
@@ -65,13 +67,13 @@ func (r *redrive) publish(ctx context.Context, l *letter) (why string, err error
 	}
 	for try := 1; ; try++ {
 		_, err = r.letters.publishing.publish(ctx, l.topic, payload, opts)
-		refused, known := errors.AsType[*Error](err)
+		refused, known := errors.AsType[*event.Error](err)
 		switch {
 		case err == nil:
 			return "", nil
-		case known && (refused.Code == CodeBadOptions || errors.Is(err, ErrTooLarge) || tooLarge(err)):
+		case known && (refused.Code == event.CodeBadOptions || errors.Is(err, event.ErrTooLarge) || tooLarge(err)):
 			return refused.Msg, nil
-		case !known || refused.Code != CodePublishFailed && refused.Code != CodeInternal || ctx.Err() != nil || Refused(err) || try == redriveTries:
+		case !known || refused.Code != event.CodePublishFailed && refused.Code != event.CodeInternal || ctx.Err() != nil || Refused(err) || try == redriveTries:
 			return "", err
 		}
 		// the id makes it safe to repeat

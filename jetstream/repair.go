@@ -10,6 +10,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // Bounds of a repair.
@@ -117,7 +119,7 @@ func (r *repair) run(ctx context.Context) error {
 		return err
 	}
 	if fault, err := r.admin.staleSource(ctx, r.topic); err != nil || fault != "" {
-		return cmp.Or(err, error(&Error{Code: CodeBadTopic, Msg: "bucket " + r.report.Bucket + ": " + fault}))
+		return cmp.Or(err, error(&event.Error{Code: event.CodeBadTopic, Msg: "bucket " + r.report.Bucket + ": " + fault}))
 	}
 	return r.foreign(ctx)
 }
@@ -138,7 +140,7 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 		return nil
 	}
 	if err == nil {
-		err = &Error{Code: CodeBadTopic, Msg: "bucket " + r.report.Bucket + " holds nothing that came from this topic, so it may be somebody else's: nothing was changed; when it can go, delete it, and repair again"}
+		err = &event.Error{Code: event.CodeBadTopic, Msg: "bucket " + r.report.Bucket + " holds nothing that came from this topic, so it may be somebody else's: nothing was changed; when it can go, delete it, and repair again"}
 	}
 	return err
 }
@@ -244,7 +246,7 @@ func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 			k.seq = m.seq
 			return nil
 		}
-		if !errors.Is(err, ErrNotFound) {
+		if !errors.Is(err, event.ErrNotFound) {
 			return err
 		}
 	}
@@ -316,7 +318,7 @@ func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, e
 	var newestSeq uint64
 	if newest {
 		m, err := r.admin.lastBySubject(ctx, r.topic.stream.name, k.event)
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return false, err
 		}
 		if err == nil {
@@ -324,7 +326,7 @@ func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, e
 		}
 	}
 	m, err := r.admin.lastBySubject(ctx, r.topic.bucket.stream, k.subject)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {

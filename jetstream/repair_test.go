@@ -10,11 +10,13 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // gauges is an Observer that remembers the states.
 type gauges struct {
-	nopObserver
+	event.NopObserver
 	mu     sync.Mutex
 	values map[string]float64
 }
@@ -54,7 +56,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the gauge says so", func() bool { return seen.value(GaugeBucketsBroken) == 1 })
+	eventually(t, "the gauge says so", func() bool { return seen.value(event.GaugeBucketsBroken) == 1 })
 	for key, value := range map[string]string{"3": "forged", "7": "forged", "gone": "forged", "never": "forged", "a.b": "forged"} {
 		if _, err := kv.Put(t.Context(), key, []byte(value)); err != nil {
 			t.Fatal(err)
@@ -93,7 +95,7 @@ func TestRepairOfANativeUpdate(t *testing.T) {
 	if fmt.Sprint(outcomes) != fmt.Sprint(want) || report.ForeignTotal != 5 || len(report.Faults) == 0 {
 		t.Errorf("%+v", report)
 	}
-	eventually(t, "the gauge says that it is right", func() bool { return seen.value(GaugeBucketsBroken) == 0 })
+	eventually(t, "the gauge says that it is right", func() bool { return seen.value(event.GaugeBucketsBroken) == 0 })
 	got, err = b.Keys("state.a").GetMany(t.Context(), append(numbers(10), "gone", "never"))
 	if err != nil || len(got) != 9 || string(got["3"].Payload) != "3" || string(got["7"].Payload) != "7" || string(got["5"].Payload) != "55" || got["6"] != nil {
 		t.Errorf("%v, %v", payloadsOf(got), err)
@@ -187,7 +189,7 @@ func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 	}
 	for _, remove := range []bool{false, true} {
 		_, err := b.Admin().RepairBucket(t.Context(), "state.a", RepairOptions{RemoveForeign: remove})
-		if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
+		if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadTopic {
 			t.Errorf("got %v", err)
 		}
 	}

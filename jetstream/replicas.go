@@ -7,6 +7,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // replicasWait is how long SetReplicas waits until the copies of a stream have all that it has.
@@ -23,7 +25,7 @@ type ReplicaChange struct {
 func (n NATS) PlanReplicas(ctx context.Context, want int) ([]ReplicaChange, error) {
 	b := n.bus
 	if want < 1 || want > 5 {
-		return nil, badOptions("replicas %d: 1 to 5 are allowed", want)
+		return nil, event.BadOptions("replicas %d: 1 to 5 are allowed", want)
 	}
 	inv, err := b.streams.takeInventory(ctx)
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // tooManyStreams returns an error when the bus knows as many streams as it may.
@@ -19,7 +21,7 @@ func (s *streams) tooManyStreams(name string) error {
 		return nil
 	}
 	s.obs.LimitReached("topics")
-	return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", s.limits.Topics), Err: ErrNoStream}
+	return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("this hub knows %d streams of topics, which is its limit", s.limits.Topics), Err: event.ErrNoStream}
 }
 
 const (
@@ -132,10 +134,10 @@ func (s *streams) seemsToExist(ctx context.Context, topic string) (bool, error) 
 	ctx, cancel := context.WithTimeout(ctx, reserveWait)
 	defer cancel()
 	_, err := s.readable(ctx, topic)
-	if e, ok := errors.AsType[*Error](err); ok && e.Code == CodeBadTopic {
+	if e, ok := errors.AsType[*event.Error](err); ok && e.Code == event.CodeBadTopic {
 		return false, err
 	}
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	if err != nil && !errors.Is(err, event.ErrNotFound) {
 		s.reserved.mu.Lock()
 		s.reserved.mute = s.clock.now() + int64(reserveMute)
 		s.reserved.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -206,7 +207,7 @@ func (r *records) tryNoteMany(back returned) (left []*Delivery, err error) {
 	var runs native.SparedRuns
 	revision := uint64(0)
 	switch {
-	case errors.Is(err, ErrNotFound):
+	case errors.Is(err, event.ErrNotFound):
 	case err != nil:
 		return nil, err
 	default:

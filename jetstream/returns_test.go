@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -164,7 +165,7 @@ func TestAGroupThatComesBackKnowsItsEvents(t *testing.T) {
 
 // missing counts questions for entries that do not exist.
 type missing struct {
-	nopObserver
+	event.NopObserver
 	mu sync.Mutex
 	n  int
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/jsonpointer"
 )
 
@@ -269,7 +270,7 @@ func badPattern(pattern string) string {
 		return "topic or pattern is missing"
 	}
 	if !wild(pattern) {
-		if err, bad := errors.AsType[*Error](ValidTopic(pattern)); bad {
+		if err, bad := errors.AsType[*event.Error](ValidTopic(pattern)); bad {
 			return err.Msg
 		}
 		return ""

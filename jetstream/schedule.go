@@ -14,10 +14,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2"
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -59,7 +60,7 @@ const (
 )
 
 // errNoSchedules is the refusal where the server has no message schedules.
-var errNoSchedules = badOptions("opts.delay_ms and opts.at need message schedules, which this NATS server does not have: use nats-server 2.12 or newer")
+var errNoSchedules = event.BadOptions("opts.delay_ms and opts.at need message schedules, which this NATS server does not have: use nats-server 2.12 or newer")
 
 // due returns when the event is to be stored, and false if that is now.
 func (o *PublishOptions) due(now time.Time) (time.Time, bool) {
@@ -82,15 +83,15 @@ func (o *PublishOptions) Delayed() bool { return o.Delay != 0 || !o.At.IsZero() 
 func (o *PublishOptions) validateDelay(now time.Time, most time.Duration) error {
 	switch {
 	case o.Delay != 0 && !o.At.IsZero():
-		return badOptions("opts.delay_ms and opts.at are two ways to say when: give one")
+		return event.BadOptions("opts.delay_ms and opts.at are two ways to say when: give one")
 	case o.Delay < 0:
-		return badOptions("opts.delay_ms must not be negative")
+		return event.BadOptions("opts.delay_ms must not be negative")
 	case o.Delay > most:
-		return badOptions("opts.delay_ms is %d, at most %d are allowed (max_delay)", o.Delay.Milliseconds(), most.Milliseconds())
+		return event.BadOptions("opts.delay_ms is %d, at most %d are allowed (max_delay)", o.Delay.Milliseconds(), most.Milliseconds())
 	case o.At.Sub(now) > most:
-		return badOptions("opts.at is more than %d ms ahead, which is the most allowed (max_delay)", most.Milliseconds())
+		return event.BadOptions("opts.at is more than %d ms ahead, which is the most allowed (max_delay)", most.Milliseconds())
 	case o.ExpectKeySequence != nil:
-		return badOptions("an expected key sequence and a delay exclude each other")
+		return event.BadOptions("an expected key sequence and a delay exclude each other")
 	}
 	return nil
 }
@@ -100,7 +101,7 @@ type schedules struct {
 	publishing *publishing
 	lock       chan struct{} // held while the stream is looked for or made
 	stream     atomic.Pointer[stream]
-	none       int64         // when the server was found to have no schedules; 0 if never. Under lock.
+	none       int64         // when the server had no schedules; 0 if never. Under lock.
 	found      chan struct{} // has a value when the stream was found
 	places     *lru.Cache[string, *delayPlaces]
 	out        *Publisher // of events that are due
@@ -158,10 +159,10 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 	defer cancel()
 	info, err := publishing.findStream(ctx, delayedStream)
 	made := false
-	if errors.Is(err, ErrNotFound) && create {
+	if errors.Is(err, event.ErrNotFound) && create {
 		info, made, err = k.create(ctx)
 	}
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return nil, err
 	}
 	if err != nil {
@@ -290,7 +291,7 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 	}
 	if full {
 		publishing.obs.LimitReached("delayed")
-		return nil, &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", publishing.limits.Delayed)}
+		return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", publishing.limits.Delayed)}
 	}
 	if client == "" || client[0] == ownClient[0] {
 		return func() { all.sending.Add(-1) }, nil
@@ -299,7 +300,7 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 	full, err = k.take(ctx, own, clientToken(client)+".>", publishing.limits.DelayedPerClient)
 	if err == nil && full {
 		publishing.obs.LimitReached("delayed_per_client")
-		err = &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", publishing.limits.DelayedPerClient)}
+		err = &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", publishing.limits.DelayedPerClient)}
 	}
 	if err != nil {
 		all.sending.Add(-1)
@@ -312,7 +313,7 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 func delayedName(topic, id string) string { return objectName(topic) + "." + keyToken(id) }
 
 // schedule is PublishAsync for an event that is due later.
-func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, at time.Time, done func(Receipt, error)) error {
+func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, at time.Time, done func(event.Receipt, error)) error {
 	k := p.publishing.schedules
 	s, err := k.open(ctx, true)
 	if err != nil {
@@ -327,7 +328,7 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 	if id == "" {
 		if id, err = p.link.newIDAt(at); err != nil {
 			release()
-			return &Error{Code: CodeInternal, Msg: "no id could be made", Err: err}
+			return &event.Error{Code: event.CodeInternal, Msg: "no id could be made", Err: err}
 		}
 	}
 	if err := p.acquire(ctx, s); err != nil {
@@ -346,13 +347,13 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 	w, _ := outgoing.Get().(*outgoingEvent)
 	w.p, w.id = p, id
 	w.topic = &topicInfo{name: t.name, stream: s, obs: scheduleObserver{t.obs}}
-	w.done = func(r Receipt, err error) {
+	w.done = func(r event.Receipt, err error) {
 		release()
 		if errors.Is(err, nats.ErrNoResponders) {
 			k.forget(s)
 		}
-		if errors.Is(err, ErrKeyChanged) { // an event of this id waits
-			r, err = Receipt{Duplicate: true}, nil
+		if errors.Is(err, event.ErrKeyChanged) { // an event of this id waits
+			r, err = event.Receipt{Duplicate: true}, nil
 		}
 		r.ID, r.Stream, r.Sequence = id, "", 0
 		done(r, err)
@@ -362,7 +363,7 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 }
 
 // scheduleObserver counts a delayed event as published only when it is stored in its topic.
-type scheduleObserver struct{ TopicObserver }
+type scheduleObserver struct{ event.TopicObserver }
 
 func (scheduleObserver) Published(time.Duration) {}
 
@@ -379,17 +380,17 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 		return err
 	}
 	if publishing.closing() {
-		return ErrClosed
+		return event.ErrClosed
 	}
-	if _, err := publishing.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
-		return ErrNotFound
+	if _, err := publishing.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
+		return event.ErrNotFound
 	} else if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	err := publishing.schedules.cancel(ctx, delayedName(topic, id))
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	if err != nil && !errors.Is(err, event.ErrNotFound) {
 		return publishing.unavailable(err)
 	}
 	return err
@@ -418,10 +419,10 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 	switch {
 	case err == nil && due.header.Get(headerScheduleID) == schedule:
 		if due.seq < at {
-			return ErrNotFound
+			return event.ErrNotFound
 		}
 		return nil // the hub that receives it drops it
-	case err != nil && !errors.Is(err, ErrNotFound):
+	case err != nil && !errors.Is(err, event.ErrNotFound):
 		return err
 	case removed:
 		return nil
@@ -432,7 +433,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 		return err
 	}
 	if met.header.Get(headerDropped) == "" {
-		return ErrNotFound
+		return event.ErrNotFound
 	}
 	return nil
 }
@@ -463,7 +464,7 @@ func (k *schedules) remove(ctx context.Context, seq uint64) (bool, error) {
 	if _, refused := errors.AsType[*apiError](err); refused {
 		// The server has several errors for a message that is not there.
 		_, absent := publishing.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
-		if errors.Is(absent, ErrNotFound) {
+		if errors.Is(absent, event.ErrNotFound) {
 			return false, nil
 		}
 	}

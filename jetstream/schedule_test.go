@@ -15,13 +15,14 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
 // stored are the events of a topic.
-func stored(tb testing.TB, b *Bus, topic string) []*Event {
+func stored(tb testing.TB, b *Bus, topic string) []*event.Event {
 	tb.Helper()
-	var events []*Event
+	var events []*event.Event
 	for e, err := range b.History(topic).Read(tb.Context(), ReadOptions{}) {
 		if err != nil {
 			tb.Fatal(err)
@@ -32,9 +33,9 @@ func stored(tb testing.TB, b *Bus, topic string) []*Event {
 }
 
 // awaitStored waits until a topic has n events.
-func awaitStored(tb testing.TB, b *Bus, topic string, n int) []*Event {
+func awaitStored(tb testing.TB, b *Bus, topic string, n int) []*event.Event {
 	tb.Helper()
-	var events []*Event
+	var events []*event.Event
 	eventually(tb, fmt.Sprintf("%d events in %s", n, topic), func() bool {
 		events = stored(tb, b, topic)
 		return len(events) >= n
@@ -57,7 +58,7 @@ func waiting(tb testing.TB, b *Bus) int {
 
 // delayCode is the code of the error of a publish with a delay.
 func delayCode(err error) string {
-	if e, ok := errors.AsType[*Error](err); ok {
+	if e, ok := errors.AsType[*event.Error](err); ok {
 		return e.Code
 	}
 	return ""
@@ -102,7 +103,7 @@ func TestDelayedEventIsStoredWhenDue(t *testing.T) {
 			if time.Unix(0, e.StoredAt).Before(at) {
 				t.Errorf("stored %v early", at.Sub(time.Unix(0, e.StoredAt)))
 			}
-			want := Event{
+			want := event.Event{
 				ID: "mine", TS: 7, Topic: topic, Key: full.Key, SID: "s", Headers: full.Headers, CausedBy: full.CausedBy, Tags: full.Tags,
 				Payload: []byte(payload), Stream: e.Stream, Sequence: 1, StoredAt: e.StoredAt,
 			}
@@ -133,7 +134,7 @@ func TestDelayedEventIsTheNewestOfItsKeyWhenDue(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "keyed", []byte(`"now"`), PublishOptions{Key: "k"}); err != nil {
 		t.Fatal(err)
 	}
-	latest := func() *Event {
+	latest := func() *event.Event {
 		e, err := b.Keys("keyed").Get(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
@@ -181,7 +182,7 @@ func TestBadDelaysAreRefused(t *testing.T) {
 		"opts.tombstone removes a": {Delay: time.Second, Tombstone: true},
 	} {
 		_, err := b.Publish(t.Context(), "bad", []byte("1"), opts)
-		if delayCode(err) != CodeBadOptions || !strings.Contains(err.Error(), msg) {
+		if delayCode(err) != event.CodeBadOptions || !strings.Contains(err.Error(), msg) {
 			t.Errorf("%s: got %v", msg, err)
 		}
 	}
@@ -199,10 +200,10 @@ func TestDelayNeedsMessageSchedules(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := b.Publish(t.Context(), "t", []byte("1"), PublishOptions{Delay: time.Second})
-	if delayCode(err) != CodeBadOptions || !strings.Contains(err.Error(), "nats-server 2.12") {
+	if delayCode(err) != event.CodeBadOptions || !strings.Contains(err.Error(), "nats-server 2.12") {
 		t.Errorf("got %v", err)
 	}
-	if err := b.NewPublisher().Cancel(t.Context(), "t", "x"); !errors.Is(err, ErrNotFound) {
+	if err := b.NewPublisher().Cancel(t.Context(), "t", "x"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("cancel: %v", err)
 	}
 }
@@ -211,7 +212,7 @@ func TestDelayedEventCanBeCancelled(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	p := b.NewPublisher()
-	if err := p.Cancel(t.Context(), "t", "none"); !errors.Is(err, ErrNotFound) {
+	if err := p.Cancel(t.Context(), "t", "none"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("without a delayed event: %v", err)
 	}
 	later := PublishOptions{ID: "a", Delay: time.Second}
@@ -219,14 +220,14 @@ func TestDelayedEventCanBeCancelled(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, other := range [][2]string{{"t", "b"}, {"u", "a"}, {"t.a", "a"}} {
-		if err := p.Cancel(t.Context(), other[0], other[1]); !errors.Is(err, ErrNotFound) {
+		if err := p.Cancel(t.Context(), other[0], other[1]); !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("cancel %v: %v", other, err)
 		}
 	}
 	if err := p.Cancel(t.Context(), "t", "a"); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Cancel(t.Context(), "t", "a"); !errors.Is(err, ErrNotFound) {
+	if err := p.Cancel(t.Context(), "t", "a"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("cancelled twice: %v", err)
 	}
 	// the same id may wait again
@@ -236,11 +237,11 @@ func TestDelayedEventCanBeCancelled(t *testing.T) {
 	if events := awaitStored(t, b, "t", 1); string(events[0].Payload) != "2" {
 		t.Errorf("stored %s", events[0].Payload)
 	}
-	if err := p.Cancel(t.Context(), "t", "a"); !errors.Is(err, ErrNotFound) {
+	if err := p.Cancel(t.Context(), "t", "a"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("cancelled when stored: %v", err)
 	}
 	for _, id := range []string{"", "x@1", " x"} {
-		if err := p.Cancel(t.Context(), "t", id); delayCode(err) != CodeBadOptions {
+		if err := p.Cancel(t.Context(), "t", id); delayCode(err) != event.CodeBadOptions {
 			t.Errorf("cancel %q: %v", id, err)
 		}
 	}
@@ -268,7 +269,7 @@ func TestCancelRacesWithTheDueTime(t *testing.T) {
 			<-time.After(time.Until(at) + time.Duration(i%25)*10*time.Millisecond)
 			p := []*Bus{one, two}[i%2].NewPublisher()
 			err := p.Cancel(t.Context(), "race", strconv.Itoa(i))
-			if err != nil && !errors.Is(err, ErrNotFound) {
+			if err != nil && !errors.Is(err, event.ErrNotFound) {
 				t.Errorf("cancel %d: %v", i, err)
 			}
 			mu.Lock()
@@ -416,12 +417,12 @@ func TestDelayedEventsAreCounted(t *testing.T) {
 	for ; publish("greedy") == nil; n++ {
 	}
 	err := publish("greedy")
-	if n != 5 || delayCode(err) != CodeOverloaded || !strings.Contains(err.Error(), "delayed_per_client") || watch.limit("delayed_per_client") != 2 {
+	if n != 5 || delayCode(err) != event.CodeOverloaded || !strings.Contains(err.Error(), "delayed_per_client") || watch.limit("delayed_per_client") != 2 {
 		t.Errorf("%d events were taken, and then: %v", n, err)
 	}
 	// another hub knows them, too
 	other := open(t, Config{URL: url, Limits: Limits{DelayedPerClient: 5}})
-	if _, err := other.Publish(t.Context(), "t", []byte("1"), PublishOptions{Delay: time.Hour, CountFor: "greedy"}); delayCode(err) != CodeOverloaded {
+	if _, err := other.Publish(t.Context(), "t", []byte("1"), PublishOptions{Delay: time.Hour, CountFor: "greedy"}); delayCode(err) != event.CodeOverloaded {
 		t.Errorf("through another hub: %v", err)
 	}
 	for n = 0; publish("modest") == nil; n++ {

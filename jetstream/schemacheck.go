@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/schema/compat"
 	"eventhub/jetstream/schema/upcast"
 )
@@ -122,7 +123,7 @@ func (c *versionCheck) complete() error {
 	}
 	r, err := compat.Includes(c.next.Schema, last.Schema, c.rule.Lenient)
 	if err != nil {
-		return badOptions("%v", err)
+		return event.BadOptions("%v", err)
 	}
 	up := r.Operations()
 	if up == nil {
@@ -133,7 +134,7 @@ func (c *versionCheck) complete() error {
 	}
 	down, err := wayBack(c.next, last, r, c.rule.Lenient)
 	if err != nil {
-		return badOptions("%v", err)
+		return event.BadOptions("%v", err)
 	}
 	return c.cast(up, down)
 }
@@ -151,7 +152,7 @@ func (c *versionCheck) cast(up, down json.RawMessage) error {
 	}
 	next, err := c.table.compile(&v)
 	if err != nil {
-		return badOptions("%v", err)
+		return event.BadOptions("%v", err)
 	}
 	c.next, c.report.Up, c.report.Down = next, up, down
 	return nil
@@ -193,7 +194,7 @@ func (c *versionCheck) try(ctx context.Context, all *schemaSet, writer, reader *
 	if !all.chain.Casts(writer.Version, reader.Version) || c.report.Up != nil && direction == "backward" && earlier == c.set.latest() {
 		r, err := compat.Includes(reader.Schema, writer.Schema, c.rule.Lenient)
 		if err != nil {
-			return badOptions("%v", err)
+			return event.BadOptions("%v", err)
 		}
 		for _, f := range r.Findings {
 			c.find(SchemaFinding{Version: earlier, Direction: direction, Rule: f.Rule, At: f.At, Unknown: f.Unknown})
@@ -204,7 +205,7 @@ func (c *versionCheck) try(ctx context.Context, all *schemaSet, writer, reader *
 
 // tooLong says that the client did not wait.
 func tooLong(ctx context.Context) error {
-	return &Error{Code: CodeOverloaded, Msg: "the comparison took too long: try again", Err: ctx.Err()}
+	return &event.Error{Code: event.CodeOverloaded, Msg: "the comparison took too long: try again", Err: ctx.Err()}
 }
 
 // documents casts the writer's examples, and generated documents, and shows them to the reader.
@@ -213,12 +214,12 @@ func (c *versionCheck) documents(ctx context.Context, chain *upcast.Chain, write
 	if !c.rule.Lenient {
 		var err error
 		if names, err = compat.Names(reader.Schema); err != nil {
-			return badOptions("%v", err)
+			return event.BadOptions("%v", err)
 		}
 	}
 	g, err := compat.NewGenerator(writer.Schema, uint64(writer.Version), names...) //nolint:gosec // from 1 on
 	if err != nil {
-		return badOptions("%v", err)
+		return event.BadOptions("%v", err)
 	}
 	docs := examples(writer)
 	tries := triedDocuments

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -43,7 +44,7 @@ func (p *publishing) schemaGate(topic string, rule *TopicRule) *schemaGate {
 // stamped with. It asks nobody, and may wait for the ration of the client. With SchemaWarn, an
 // event beyond the ration is not compared. Without obs, an event that is stored all the same is
 // noted in opts.
-func (g *schemaGate) admit(ctx context.Context, payload []byte, opts *PublishOptions, client string, obs TopicObserver) error {
+func (g *schemaGate) admit(ctx context.Context, payload []byte, opts *PublishOptions, client string, obs event.TopicObserver) error {
 	if opts.Wrapper {
 		return nil // a dead letter has the payload of another topic
 	}
@@ -53,10 +54,10 @@ func (g *schemaGate) admit(ctx context.Context, payload []byte, opts *PublishOpt
 		if strings.EqualFold(name, headerSchemaVersion) {
 			n, ok := parseVersion(value)
 			if !ok {
-				return badOptions("opts.headers: %s is %q: a version is a number from 1 on", headerSchemaVersion, value)
+				return event.BadOptions("opts.headers: %s is %q: a version is a number from 1 on", headerSchemaVersion, value)
 			}
 			if given && n != version {
-				return badOptions("opts.headers: %s is given twice, as %d and as %d", headerSchemaVersion, min(n, version), max(n, version))
+				return event.BadOptions("opts.headers: %s is given twice, as %d and as %d", headerSchemaVersion, min(n, version), max(n, version))
 			}
 			version, given = n, true
 		}
@@ -89,12 +90,12 @@ func (o *PublishOptions) checkStamp(topic string) error {
 		return nil
 	}
 	if n := len(o.Headers); n >= native.MaxHeaders {
-		return badOptions("opts.headers has %d headers, and topic %s adds %s; at most %d are allowed: leave one out", n, topic, headerSchemaVersion, native.MaxHeaders)
+		return event.BadOptions("opts.headers has %d headers, and topic %s adds %s; at most %d are allowed: leave one out", n, topic, headerSchemaVersion, native.MaxHeaders)
 	}
 	f := o.fields()
 	size, added := f.HeaderBytes(), len(headerSchemaVersion)+len(strconv.Itoa(o.schemaVersion))
 	if size+added > native.MaxHeaderBytes {
-		return badOptions("opts.headers, sid, tags and caused_by have %d bytes together, and topic %s adds %s with %d; at most %d are allowed: make them shorter",
+		return event.BadOptions("opts.headers, sid, tags and caused_by have %d bytes together, and topic %s adds %s with %d; at most %d are allowed: make them shorter",
 			size, topic, headerSchemaVersion, added, native.MaxHeaderBytes)
 	}
 	return nil

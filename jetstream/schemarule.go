@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/schema/compat"
 )
 
@@ -108,6 +109,6 @@ const (
 	CodeSchemaConflict = "schema_conflict"
 )
 
-func schemaInvalid(format string, args ...any) *Error {
-	return &Error{Code: CodeSchemaInvalid, Msg: fmt.Sprintf(format, args...)}
+func schemaInvalid(format string, args ...any) *event.Error {
+	return &event.Error{Code: CodeSchemaInvalid, Msg: fmt.Sprintf(format, args...)}
 }

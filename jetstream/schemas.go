@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/jsonequal"
 	"eventhub/jetstream/schema/compat"
 )
@@ -120,7 +121,7 @@ func (s Schemas) Register(ctx context.Context, topic string, d SchemaDraft) (*Sc
 		return nil, report, err
 	}
 	if !report.Compatible && !d.Force {
-		return nil, report, &Error{Code: CodeSchemaConflict, Msg: v.conflict(report)}
+		return nil, report, &event.Error{Code: CodeSchemaConflict, Msg: v.conflict(report)}
 	}
 	v.Forced = !report.Compatible
 	if err := s.allowed(d.By, v.size()); err != nil {
@@ -128,7 +129,7 @@ func (s Schemas) Register(ctx context.Context, topic string, d SchemaDraft) (*Sc
 	}
 	switch err := s.schemas.table.store(ctx, v); {
 	case errors.Is(err, errSchemaTaken):
-		return nil, report, &Error{Code: CodeSchemaConflict, Msg: fmt.Sprintf("version %d was registered by another at the same time: look at that version, and register again", v.Version)}
+		return nil, report, &event.Error{Code: CodeSchemaConflict, Msg: fmt.Sprintf("version %d was registered by another at the same time: look at that version, and register again", v.Version)}
 	case err != nil:
 		return nil, report, err
 	}
@@ -162,7 +163,7 @@ func (s Schemas) enter(ctx context.Context, client string) (leave func(), err er
 	defer cancel()
 	places := s.schemas.table.checks
 	if !places.Enter(ctx, client, schemaChecksWaiting, func() { s.schemas.obs.LimitReached("schema_checks") }) {
-		return nil, &Error{Code: CodeOverloaded, Msg: "too many schemas are compared on this hub: try again later"}
+		return nil, &event.Error{Code: event.CodeOverloaded, Msg: "too many schemas are compared on this hub: try again later"}
 	}
 	return func() { places.Leave(client) }, nil
 }
@@ -175,13 +176,13 @@ func (s Schemas) allowed(client string, size int) error {
 	switch {
 	case client != "" && t.by[client] >= s.schemas.limits.SchemasPerClient:
 		s.schemas.obs.LimitReached("schemas_per_client")
-		return &Error{Code: CodeRateLimited, Msg: fmt.Sprintf("this client has registered %d versions of schemas, which is its limit", t.by[client])}
+		return &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has registered %d versions of schemas, which is its limit", t.by[client])}
 	case client != "" && t.sizeBy[client]+size > clientSchemaMemory:
 		s.schemas.obs.LimitReached("client_schema_memory")
-		return &Error{Code: CodeRateLimited, Msg: "the schemas of this client would take more memory than a client may have on each hub"}
+		return &event.Error{Code: event.CodeRateLimited, Msg: "the schemas of this client would take more memory than a client may have on each hub"}
 	case t.size+size > maxSchemaMemory:
 		s.schemas.obs.LimitReached("schema_memory")
-		return &Error{Code: CodeOverloaded, Msg: "all schemas together would take more memory than they may have on each hub"}
+		return &event.Error{Code: event.CodeOverloaded, Msg: "all schemas together would take more memory than they may have on each hub"}
 	}
 	return nil
 }
@@ -192,10 +193,10 @@ func (s Schemas) prepare(ctx context.Context, topic string, d *SchemaDraft) (*sc
 		return nil, err
 	}
 	if len(d.Schema) == 0 {
-		return nil, badOptions("schema is missing")
+		return nil, event.BadOptions("schema is missing")
 	}
 	if len(d.Description) > maxDescription {
-		return nil, badOptions("description has %d bytes, at most %d are allowed", len(d.Description), maxDescription)
+		return nil, event.BadOptions("description has %d bytes, at most %d are allowed", len(d.Description), maxDescription)
 	}
 	if err := s.schemas.table.load(ctx); err != nil {
 		return nil, err
@@ -206,18 +207,18 @@ func (s Schemas) prepare(ctx context.Context, topic string, d *SchemaDraft) (*sc
 // judge compiles the next version, and compares it with those before.
 func (s Schemas) judge(ctx context.Context, topic string, d *SchemaDraft, set *schemaSet) (*compiledVersion, *SchemaReport, error) {
 	if set.latest() >= MaxSchemaVersions {
-		return nil, nil, badOptions("the topic has %d versions, which is the limit", set.latest())
+		return nil, nil, event.BadOptions("the topic has %d versions, which is the limit", set.latest())
 	}
 	next := &SchemaVersion{
 		Topic: s.name(topic), Version: set.latest() + 1, Schema: d.Schema, Up: nonNull(d.Up), Down: nonNull(d.Down), Description: d.Description, By: d.By,
 		TS: time.Now().UnixMilli(),
 	}
 	if next.Version == 1 && (len(next.Up) > 0 || len(next.Down) > 0) {
-		return nil, nil, badOptions("the first version has none before it: leave out up and down")
+		return nil, nil, event.BadOptions("the first version has none before it: leave out up and down")
 	}
 	c, err := s.schemas.table.compile(next)
 	if err != nil {
-		return nil, nil, badOptions("%v", err)
+		return nil, nil, event.BadOptions("%v", err)
 	}
 	rule := s.schemas.rule(topic).Schema
 	return checkVersion(ctx, s.schemas.table, &rule, set, c)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/schema/compat"
 )
@@ -45,7 +46,7 @@ func versions(tb testing.TB, b *Bus, topic string) []*SchemaVersion {
 // wantCode wants an *Error of a code.
 func wantCode(tb testing.TB, err error, code string) {
 	tb.Helper()
-	if e, ok := errors.AsType[*Error](err); !ok || e.Code != code {
+	if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != code {
 		tb.Errorf("%v, want %s", err, code)
 	}
 }
@@ -264,16 +265,16 @@ func TestBadDrafts(t *testing.T) {
 			continue
 		}
 		t.Logf("%s: %v", name, err)
-		wantCode(t, err, CodeBadOptions)
+		wantCode(t, err, event.CodeBadOptions)
 	}
 	register(t, b, "t.a", draft(hostV1))
 	_, _, err := SchemasOf(b).Register(t.Context(), "t.a", SchemaDraft{Schema: json.RawMessage(hostV1), Up: json.RawMessage(`[{"explode":{}}]`)})
-	wantCode(t, err, CodeBadOptions)
+	wantCode(t, err, event.CodeBadOptions)
 	for i := range 2 {
 		register(t, b, fmt.Sprint("t.c", i), SchemaDraft{Schema: json.RawMessage(hostV1), By: "alice"})
 	}
 	_, _, err = SchemasOf(b).Register(t.Context(), "t.d", SchemaDraft{Schema: json.RawMessage(hostV1), By: "alice"})
-	wantCode(t, err, CodeRateLimited)
+	wantCode(t, err, event.CodeRateLimited)
 	register(t, b, "t.d", SchemaDraft{Schema: json.RawMessage(hostV1), By: "bob"})
 	if _, _, err := SchemasOf(b).Register(t.Context(), "no topic", draft(hostV1)); err == nil {
 		t.Error("a schema was registered for no topic")
@@ -326,9 +327,9 @@ func TestSchemaVersionOfAPublish(t *testing.T) {
 		{"t.a", `{"host":7}`, "1", CodeSchemaInvalid},
 		{"t.a", `{"host":"x"}`, "1", ""},
 		{"t.a", `{"host":"x"}`, "3", CodeSchemaInvalid},
-		{"t.a", `{"host":"x"}`, "0", CodeBadOptions},
-		{"t.a", `{"host":"x"}`, "01", CodeBadOptions},
-		{"t.a", `{"host":"x"}`, "latest", CodeBadOptions},
+		{"t.a", `{"host":"x"}`, "0", event.CodeBadOptions},
+		{"t.a", `{"host":"x"}`, "01", event.CodeBadOptions},
+		{"t.a", `{"host":"x"}`, "latest", event.CodeBadOptions},
 		{"t.a", `not json`, "", CodeSchemaInvalid},
 		{"t.a", ``, "", CodeSchemaInvalid},
 		{"t.b", `{"host":"x"}`, "", CodeSchemaInvalid}, // has no schema
@@ -381,7 +382,7 @@ func TestSchemaVersionOfAPublish(t *testing.T) {
 
 // schemaCounts counts events that break schemas.
 type schemaCounts struct {
-	nopObserver
+	event.NopObserver
 
 	mu          sync.Mutex
 	refused     int
@@ -389,7 +390,7 @@ type schemaCounts struct {
 	unversioned int
 }
 
-func (s *schemaCounts) Topic(string) TopicObserver { return s }
+func (s *schemaCounts) Topic(string) event.TopicObserver { return s }
 
 func (s *schemaCounts) SchemaUnversioned() {
 	s.mu.Lock()

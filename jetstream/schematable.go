@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/schema"
 	"eventhub/jetstream/schema/upcast"
@@ -194,7 +195,7 @@ func (t *schemaTable) open(ctx context.Context) error {
 // bus that needs no schemas has no bucket.
 func (t *schemaTable) load(ctx context.Context) error {
 	if t.schemas.closing() {
-		return ErrClosed
+		return event.ErrClosed
 	}
 	t.follow.Do(func() {
 		t.schemas.start(func() {
@@ -208,7 +209,7 @@ func (t *schemaTable) load(ctx context.Context) error {
 	case <-t.full:
 		return nil
 	case <-t.schemas.ctx.Done():
-		return ErrClosed
+		return event.ErrClosed
 	case <-ctx.Done():
 		return t.schemas.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
 	}
@@ -379,7 +380,7 @@ func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, err
 		set := t.set(name)
 		key := schemaKey(name, set.latest()+1)
 		m, err := t.schemas.lastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			return set, nil
 		}
 		if err != nil {
@@ -388,7 +389,7 @@ func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, err
 		before := set.latest()
 		t.saw(key, m.data)
 		if t.set(name).latest() == before {
-			return nil, &Error{Code: CodeInternal, Msg: fmt.Sprintf("version %d of this schema cannot be read by this hub; an operator finds the reason in its log", before+1)}
+			return nil, &event.Error{Code: event.CodeInternal, Msg: fmt.Sprintf("version %d of this schema cannot be read by this hub; an operator finds the reason in its log", before+1)}
 		}
 	}
 }
@@ -403,7 +404,7 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 		return err
 	}
 	if len(value) > maxSchemaEntry {
-		return badOptions("the version has %d bytes with its casts, at most %d are allowed", len(value), maxSchemaEntry)
+		return event.BadOptions("the version has %d bytes with its casts, at most %d are allowed", len(value), maxSchemaEntry)
 	}
 	if _, err := t.bucket().open(ctx); err != nil {
 		return err
@@ -420,7 +421,7 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 			return errSchemaTaken
 		}
 		t.schemas.obs.LimitReached("schemas")
-		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("the registry has %d versions, which is its limit", MaxSchemas)}
+		return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the registry has %d versions, which is its limit", MaxSchemas)}
 	}
 	if err != nil {
 		return t.schemas.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", schemasBucket, err))

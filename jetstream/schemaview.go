@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/cputime"
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/schema/upcast"
 )
 
@@ -59,11 +60,11 @@ func (s Schemas) View(ctx context.Context, topic string, version int) (*SchemaVi
 	}
 	switch latest := set.latest(); {
 	case latest == 0:
-		return nil, badOptions("topic %s has no schema, so its events have no version", topic)
+		return nil, event.BadOptions("topic %s has no schema, so its events have no version", topic)
 	case version > latest:
-		return nil, badOptions("version %d of the schema of %s is not registered; the latest is %d", version, topic, latest)
+		return nil, event.BadOptions("version %d of the schema of %s is not registered; the latest is %d", version, topic, latest)
 	case version < 1 && version != SchemaLatest:
-		return nil, badOptions("version %d: a version is a number from 1 on", version)
+		return nil, event.BadOptions("version %d: a version is a number from 1 on", version)
 	}
 	return &SchemaView{table: t, name: name, of: t.of(name), version: version, unversioned: max(rule.Unversioned, 1)}, nil
 }
@@ -84,7 +85,7 @@ func (v *SchemaView) CountFor(client string) *SchemaView {
 // *upcast.CastError, and tells no values of the payload, or that of ctx, or cputime.ErrOwes or
 // ErrPlaces, which say what ctx was too short for. ctx is for the ration of the client, and for the
 // question to the server for a version that this hub has not heard of.
-func (v *SchemaView) Cast(ctx context.Context, e *Event) error {
+func (v *SchemaView) Cast(ctx context.Context, e *event.Event) error {
 	err := v.cast(ctx, e)
 	since := v.table.schemas.clock.now() - int64(lookAgain)
 	switch {
@@ -105,7 +106,7 @@ var errNoVersions = errors.New("jetstream: the versions of a schema could not be
 var errVersionUnknown = errors.New("jetstream: the version is not known")
 
 // cast is Cast without a question to the server.
-func (v *SchemaView) cast(ctx context.Context, e *Event) error {
+func (v *SchemaView) cast(ctx context.Context, e *event.Event) error {
 	err := v.castBy(ctx, e, v.table.schemas.computing.castBriefly)
 	if errors.Is(err, ErrLong) {
 		err = v.castBy(ctx, e, v.table.schemas.computing.castSlowly)
@@ -116,7 +117,7 @@ func (v *SchemaView) cast(ctx context.Context, e *Event) error {
 // castFunc casts a document for a client.
 type castFunc func(ctx context.Context, chain *upcast.Chain, doc []byte, from, to int, client string) ([]byte, error)
 
-func (v *SchemaView) castBy(ctx context.Context, e *Event, cast castFunc) error {
+func (v *SchemaView) castBy(ctx context.Context, e *event.Event, cast castFunc) error {
 	if e.Tombstone {
 		return nil
 	}
@@ -130,7 +131,7 @@ func (v *SchemaView) castBy(ctx context.Context, e *Event, cast castFunc) error 
 	if given {
 		var ok bool
 		if from, ok = parseVersion(text); !ok {
-			return &Error{Code: CodeSchemaInvalid, Msg: headerSchemaVersion + " of the event is not a number from 1 on"}
+			return &event.Error{Code: CodeSchemaInvalid, Msg: headerSchemaVersion + " of the event is not a number from 1 on"}
 		}
 	}
 	if from == to {
@@ -152,10 +153,10 @@ func (v *SchemaView) castBy(ctx context.Context, e *Event, cast castFunc) error 
 	case err != nil:
 		return castFailed(err, from, set.latest())
 	case len(doc) > max(v.table.schemas.maxPayload, len(e.Payload)):
-		return &Error{Code: CodeSchemaInvalid, Msg: "the event has " + strconv.Itoa(len(doc)) + " bytes in version " + strconv.Itoa(to) + "; at most " +
+		return &event.Error{Code: CodeSchemaInvalid, Msg: "the event has " + strconv.Itoa(len(doc)) + " bytes in version " + strconv.Itoa(to) + "; at most " +
 			strconv.Itoa(v.table.schemas.maxPayload) + " are allowed"}
 	case !ValidPayload(doc):
-		return &Error{Code: CodeSchemaInvalid, Msg: "the event in version " + strconv.Itoa(to) + " is not JSON, or is nested too deeply"}
+		return &event.Error{Code: CodeSchemaInvalid, Msg: "the event in version " + strconv.Itoa(to) + " is not JSON, or is nested too deeply"}
 	}
 	headers := make(map[string]string, len(e.Headers)+1)
 	maps.Copy(headers, e.Headers)
@@ -169,13 +170,13 @@ func (v *SchemaView) castBy(ctx context.Context, e *Event, cast castFunc) error 
 func castFailed(err error, from, latest int) error {
 	if from > latest {
 		err = errors.Join(errVersionUnknown, err)
-		return &Error{Code: CodeSchemaInvalid, Msg: "version " + strconv.Itoa(from) + " of the event is not registered; the latest is " + strconv.Itoa(latest), Err: err}
+		return &event.Error{Code: CodeSchemaInvalid, Msg: "version " + strconv.Itoa(from) + " of the event is not registered; the latest is " + strconv.Itoa(latest), Err: err}
 	}
 	msg := err.Error()
 	if failure, ok := errors.AsType[*upcast.CastError](err); ok {
 		msg = failure.Error()
 	}
-	return &Error{Code: CodeSchemaInvalid, Msg: msg, Err: err}
+	return &event.Error{Code: CodeSchemaInvalid, Msg: msg, Err: err}
 }
 
 // schemaHeader returns the version that the headers of an event name: "" if they name two.
@@ -278,7 +279,7 @@ func (d *Delivery) wasCast(err error) (ok bool, _ error) {
 	if err == nil {
 		return true, nil
 	}
-	e, failed := errors.AsType[*Error](err)
+	e, failed := errors.AsType[*event.Error](err)
 	if !failed {
 		return false, err
 	}
@@ -305,7 +306,7 @@ func (d *Delivery) giveUpSoon() {
 		case <-s.ctx.Done():
 		}
 		s.mu.Lock()
-		ours := d.index >= 0 && !d.begun && s.remove(d, Returned)
+		ours := d.index >= 0 && !d.begun && s.remove(d, event.Returned)
 		s.mu.Unlock()
 		if ours {
 			s.spare(d, true)

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/cputime"
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/schema/upcast"
 )
@@ -185,7 +186,7 @@ func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
 	deaf.set.Store(view.of.set.Load())
 	view.of = deaf
 	register(t, first, "t.a", SchemaDraft{Schema: json.RawMessage(machineV1), Up: json.RawMessage(`[{"rename":{"at":"/name","to":"host"}},{"remove":{"at":"/up"}}]`), Force: true})
-	e := &Event{Payload: []byte(`{"host":"x"}`), Headers: map[string]string{headerSchemaVersion: "4"}}
+	e := &event.Event{Payload: []byte(`{"host":"x"}`), Headers: map[string]string{headerSchemaVersion: "4"}}
 	if err := view.cast(t.Context(), e); !errors.Is(err, errVersionUnknown) {
 		t.Errorf("%v", err)
 	}
@@ -222,12 +223,12 @@ func TestBadViews(t *testing.T) {
 		{"t.b", SchemaLatest, "topic t.b has no schema"},
 	} {
 		_, err := b.Subscribe(t.Context(), test.topic, "g", SubscribeOptions{SchemaVersion: test.version}, ignore)
-		wantCode(t, err, CodeBadOptions)
+		wantCode(t, err, event.CodeBadOptions)
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s in version %d: %v, want %s", test.topic, test.version, err, test.want)
 		}
 	}
-	if _, err := b.Group("t.b", "g").Info(t.Context()); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Group("t.b", "g").Info(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("a group was made: %v", err)
 	}
 }
@@ -268,7 +269,7 @@ func TestCastsKeepToTheLargestPayload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = view.Cast(t.Context(), &Event{Payload: []byte(`{}`), Headers: map[string]string{headerSchemaVersion: "1"}})
+	err = view.Cast(t.Context(), &event.Event{Payload: []byte(`{}`), Headers: map[string]string{headerSchemaVersion: "1"}})
 	if err == nil || !strings.Contains(err.Error(), "bytes in version 2; at most 1048576 are allowed") {
 		t.Errorf("%v", err)
 	}
@@ -363,7 +364,7 @@ func TestAStampNeedsRoom(t *testing.T) {
 				}
 				continue
 			}
-			wantCode(t, err, CodeBadOptions)
+			wantCode(t, err, event.CodeBadOptions)
 			if err == nil || !strings.HasSuffix(err.Error(), test.want) {
 				t.Errorf("%s, %s: %v, want %s", way, test.name, err, test.want)
 			}
@@ -496,7 +497,7 @@ func TestTwoVersionsInHeaders(t *testing.T) {
 	both := map[string]string{"x-schema-version": "2", "X-Schema-Version": "1"}
 	for range 20 {
 		_, err := b.Publish(t.Context(), "t.a", []byte(`{"host":"a"}`), PublishOptions{Headers: both})
-		wantCode(t, err, CodeBadOptions)
+		wantCode(t, err, event.CodeBadOptions)
 		if err == nil || !strings.Contains(err.Error(), "is given twice, as 1 and as 2") {
 			t.Fatal(err)
 		}
@@ -505,7 +506,7 @@ func TestTwoVersionsInHeaders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, view.Cast(t.Context(), &Event{Payload: []byte(`{"host":"a"}`), Headers: both}), CodeSchemaInvalid)
+	wantCode(t, view.Cast(t.Context(), &event.Event{Payload: []byte(`{"host":"a"}`), Headers: both}), CodeSchemaInvalid)
 }
 
 // TestSchemasTakeSoMuchMemory registers schemas that would take more than a client may have.
@@ -519,7 +520,7 @@ func TestSchemasTakeSoMuchMemory(t *testing.T) {
 		if err == nil {
 			continue
 		}
-		wantCode(t, err, CodeRateLimited)
+		wantCode(t, err, event.CodeRateLimited)
 		if n < 20 || obs.limit("client_schema_memory") != 1 {
 			t.Errorf("version %d: %v", n+1, err)
 		}
@@ -543,8 +544,8 @@ func TestAVersionThatAHubCannotRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &Event{Payload: []byte(`{}`), Headers: map[string]string{headerSchemaVersion: "2"}}
-	wantCode(t, view.Cast(t.Context(), e), CodeInternal)
+	e := &event.Event{Payload: []byte(`{}`), Headers: map[string]string{headerSchemaVersion: "2"}}
+	wantCode(t, view.Cast(t.Context(), e), event.CodeInternal)
 	letters := take(t, b, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
 	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: 1, MaxAttempts: 1})
 	publishNative(t, url, `{}`, "2")

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // MaxBack is the maximum of Back.
@@ -89,7 +91,7 @@ func (g Group) move(ctx context.Context, to Position, how moveOptions) (moved Mo
 		}
 		return moved, err
 	}
-	return moved, &Error{Code: CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
+	return moved, &event.Error{Code: event.CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
 // moveOnce moves the group unless another is first: then it returns errGroupMoved. left is the
@@ -129,9 +131,9 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		return moved, nil, b.unavailable(err)
 	}
 	info, err := b.records.groupConsumer(ctx, t, &ptr)
-	missing := errors.Is(err, ErrNotFound)
+	missing := errors.Is(err, event.ErrNotFound)
 	if missing && !how.creates {
-		return moved, nil, ErrNotFound
+		return moved, nil, event.ErrNotFound
 	}
 	if err != nil && !missing {
 		return moved, nil, b.unavailable(err)
@@ -142,7 +144,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	}
 	taken := &takeover{ctx: ctx, info: info, end: func(bool) {}}
 	if to.kind == atPlace && !how.dry && !missing {
-		if taken, err = b.takeOver(ctx, t, group, &ptr, state); errors.Is(err, ErrNotFound) {
+		if taken, err = b.takeOver(ctx, t, group, &ptr, state); errors.Is(err, event.ErrNotFound) {
 			err = errGroupMoved
 		}
 		if err != nil {
@@ -179,7 +181,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 // lease of it any more.
 func (r *records) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) error {
 	unsure := func(err error) error {
-		return &Error{Code: CodeOverloaded, Msg: "the group was moved, but members may still be given events that were fetched before: repeat the request to be sure", Err: err}
+		return &event.Error{Code: event.CodeOverloaded, Msg: "the group was moved, but members may still be given events that were fetched before: repeat the request to be sure", Err: err}
 	}
 	_, err := again(ctx, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, r.js.DeleteConsumer(ctx, left.Stream, left.Name)
@@ -196,7 +198,7 @@ func (r *records) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) err
 	case <-ctx.Done():
 		return unsure(ctx.Err())
 	case <-r.ctx.Done():
-		return ErrClosed
+		return event.ErrClosed
 	}
 }
 
@@ -204,7 +206,7 @@ func (r *records) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) err
 func (p Position) validateMove() error {
 	switch {
 	case p.kind == atBack && (p.back < 1 || p.back > MaxBack):
-		return badOptions("n is %d: 1 to %d are allowed", p.back, MaxBack)
+		return event.BadOptions("n is %d: 1 to %d are allowed", p.back, MaxBack)
 	case p.kind == atBack:
 		return nil
 	case p.kind == atBookmark:
@@ -220,7 +222,7 @@ func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position
 	switch to.kind {
 	case atBack:
 		if info == nil {
-			return aim{}, ErrNotFound
+			return aim{}, event.ErrNotFound
 		}
 		seq, err := b.records.stepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
 		return aim{start: seq}, err
@@ -228,7 +230,7 @@ func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position
 		return b.records.aimAtBookmark(ctx, t, group, to.id, state)
 	case atPlace:
 		if info == nil {
-			return aim{}, ErrNotFound
+			return aim{}, event.ErrNotFound
 		}
 		return aim{start: floorOf(info) + 1, place: true}, nil
 	default:

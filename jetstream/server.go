@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -60,11 +61,11 @@ func (e *StorageError) Error() string {
 func (c *core) serverFailing(streams int, cause string) {
 	if cause == "" {
 		c.unstored.Store(nil)
-		c.obs.Gauge(GaugeStreamsFailed, 0)
+		c.obs.Gauge(event.GaugeStreamsFailed, 0)
 		return
 	}
 	c.unstored.Store(&StorageError{Streams: streams, Cause: cause})
-	c.obs.Gauge(GaugeStreamsFailed, float64(max(1, streams)))
+	c.obs.Gauge(event.GaugeStreamsFailed, float64(max(1, streams)))
 }
 
 // serverRestarted makes a server ready that has just been restarted. For the bus it is as if a NATS

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // startFunc resolves the sequence at which a new group starts.
@@ -28,12 +30,12 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 		}
 		return starts, nil
 	}
-	unknown := error(&Error{Code: CodeUnknownID, Msg: "no event of this topic has the id of afterId: there is no event yet"})
+	unknown := error(&event.Error{Code: event.CodeUnknownID, Msg: "no event of this topic has the id of afterId: there is no event yet"})
 	found, missing := false, false
 	exists := make([]bool, len(names))
 	for i, name := range names {
 		_, err := b.Group(name, s.group).Cursor(ctx)
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return nil, b.unavailable(err)
 		}
 		exists[i] = err == nil
@@ -42,7 +44,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	var since time.Time // when the event was stored
 	for i, name := range names {
 		t, state, err := b.streams.freshExisting(ctx, name)
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, event.ErrNotFound) {
 			continue
 		}
 		if err != nil {
@@ -56,8 +58,8 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			continue // nothing needs the event: it is not searched for
 		}
 		seq, held, err := b.reads.ids.locate(ctx, t, at.id, state, s.opts.CountFor)
-		switch refused, ok := errors.AsType[*Error](err); {
-		case ok && refused.Code == CodeUnknownID:
+		switch refused, ok := errors.AsType[*event.Error](err); {
+		case ok && refused.Code == event.CodeUnknownID:
 			unknown = err
 		case err != nil:
 			return nil, err

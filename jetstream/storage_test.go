@@ -12,12 +12,13 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
 // restarts is an Observer that counts restarts of the embedded server.
 type restarts struct {
-	nopObserver
+	event.NopObserver
 	n chan struct{}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -124,7 +125,7 @@ func ofHub(name string, info *natsjs.StreamInfo) bool {
 func (k *backups) checkRestored(ctx context.Context) error {
 	_, err := k.findStream(ctx, restoreMark)
 	switch {
-	case errors.Is(err, ErrNotFound):
+	case errors.Is(err, event.ErrNotFound):
 		return nil
 	case err != nil:
 		return err

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -334,7 +335,7 @@ func (s *storing) must(err error) {
 	}
 }
 
-func (s *storing) publish(topic, payload string, opts PublishOptions) Receipt {
+func (s *storing) publish(topic, payload string, opts PublishOptions) event.Receipt {
 	s.t.Helper()
 	r, err := s.b.Publish(s.t.Context(), topic, []byte(payload), opts)
 	s.must(err)

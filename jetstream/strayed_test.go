@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // TestAnEventThatAnotherStreamTakes deletes the stream of a topic behind the hub, and gives its
@@ -24,9 +26,9 @@ func TestAnEventThatAnotherStreamTakes(t *testing.T) {
 		}
 		makeStream(t, b, natsjs.StreamConfig{Name: "another", Subjects: []string{subject}})
 		// The second publish looks for the stream of the topic, and cannot make it.
-		for _, want := range []string{CodePublishFailed, CodeBadTopic} {
+		for _, want := range []string{event.CodePublishFailed, event.CodeBadTopic} {
 			_, err := b.Publish(ctx, "taken", []byte("2"), PublishOptions{})
-			if fail, ok := errors.AsType[*Error](err); !ok || fail.Code != want {
+			if fail, ok := errors.AsType[*event.Error](err); !ok || fail.Code != want {
 				t.Errorf("%s: a publish into another stream: %v, want %s", subject, err, want)
 			}
 		}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // NeverGiveUp is the MaxAttempts of a subscription that retries for ever and makes no dead letters.
@@ -53,7 +55,7 @@ type SubscribeOptions struct {
 	// Filter, when not nil, selects events. The subscription acknowledges events for which Filter
 	// returns false, and does not deliver them. Filter may be called concurrently, for different
 	// topics of the subscription, and must not block.
-	Filter func(*Event) bool
+	Filter func(*event.Event) bool
 	// OnReset, when not nil, is called when the group on a topic had to start anew and may have
 	// missed events. It is called before the next event of that topic is handed out, and never
 	// while the handler runs. It must not block.
@@ -129,21 +131,21 @@ func (o *SubscribeOptions) validate() error {
 	}
 	switch {
 	case o.BatchSize < 1 || o.BatchSize > maxInFlightLimit:
-		return badOptions("opts.BatchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
+		return event.BadOptions("opts.BatchSize is %d: 1 to %d are allowed", o.BatchSize, maxInFlightLimit)
 	case o.MaxInFlight < 1 || o.MaxInFlight > maxInFlightLimit:
-		return badOptions("opts.MaxInFlight is %d: 1 to %d are allowed", o.MaxInFlight, maxInFlightLimit)
+		return event.BadOptions("opts.MaxInFlight is %d: 1 to %d are allowed", o.MaxInFlight, maxInFlightLimit)
 	case o.AckTimeout < minAckTimeout || o.AckTimeout > maxAckTimeout:
-		return badOptions("opts.AckTimeout is %v: %v to %v are allowed", o.AckTimeout, minAckTimeout, maxAckTimeout)
+		return event.BadOptions("opts.AckTimeout is %v: %v to %v are allowed", o.AckTimeout, minAckTimeout, maxAckTimeout)
 	case o.MaxLease < minAckTimeout || o.MaxLease > maxAckTimeout:
-		return badOptions("opts.MaxLease is %v: %v to %v are allowed", o.MaxLease, minAckTimeout, maxAckTimeout)
+		return event.BadOptions("opts.MaxLease is %v: %v to %v are allowed", o.MaxLease, minAckTimeout, maxAckTimeout)
 	case o.MaxAttempts < NeverGiveUp:
-		return badOptions("opts.MaxAttempts is %d: 1 or more, 0 (the default), or NeverGiveUp is allowed", o.MaxAttempts)
+		return event.BadOptions("opts.MaxAttempts is %d: 1 or more, 0 (the default), or NeverGiveUp is allowed", o.MaxAttempts)
 	case o.GroupTTL != 0 && (o.GroupTTL < minGroupTTL || o.GroupTTL > maxGroupTTL):
-		return badOptions("opts.GroupTTL is %v: 0 (never), or %v to %v are allowed", o.GroupTTL, minGroupTTL, maxGroupTTL)
+		return event.BadOptions("opts.GroupTTL is %v: 0 (never), or %v to %v are allowed", o.GroupTTL, minGroupTTL, maxGroupTTL)
 	case len(o.Topics) > maxTopicsExtra:
-		return badOptions("opts.Topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
+		return event.BadOptions("opts.Topics has %d topics, at most %d are allowed", len(o.Topics), maxTopicsExtra)
 	case o.Workers < 0 || o.Workers > maxInFlightLimit:
-		return badOptions("opts.Workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
+		return event.BadOptions("opts.Workers is %d: 1 to %d are allowed", o.Workers, maxInFlightLimit)
 	}
 	o.AckTimeout = min(o.AckTimeout, o.MaxLease)
 	return o.validateOrder()
@@ -220,10 +222,10 @@ type Subscription struct {
 // Disconnect.
 func (b *Bus) Subscribe(ctx context.Context, topic, group string, opts SubscribeOptions, handler func(*Held)) (*Subscription, error) {
 	if handler == nil {
-		return nil, badOptions("the handler is missing")
+		return nil, event.BadOptions("the handler is missing")
 	}
 	if opts.Workers != 0 {
-		return nil, badOptions("opts.Workers is %d: only Consume has workers", opts.Workers)
+		return nil, event.BadOptions("opts.Workers is %d: only Consume has workers", opts.Workers)
 	}
 	return b.subscribe(ctx, topic, group, opts, handler, nil)
 }
@@ -493,14 +495,14 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 		var failed []*Delivery
 		for len(s.out) > 0 {
 			d := s.out[len(s.out)-1]
-			how := Returned
+			how := event.Returned
 			if lost && s.lastAttempt(d) {
-				how = DeadLettered
+				how = event.DeadLettered
 			}
 			if !s.remove(d, how) {
 				continue
 			}
-			if how == DeadLettered {
+			if how == event.DeadLettered {
 				failed = append(failed, d)
 			} else {
 				back = append(back, d)

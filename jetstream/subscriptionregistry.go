@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // subscriptionRegistry has the open subscriptions of the hub, and counts what they hold. Its
@@ -32,11 +34,11 @@ func (r *subscriptionRegistry) reserve() error {
 
 func (r *subscriptionRegistry) checkSubscriptionLimit() error {
 	if r.all == nil {
-		return ErrClosed
+		return event.ErrClosed
 	}
 	if len(r.all) >= r.limits.Subscriptions {
 		r.obs.LimitReached("subscriptions")
-		return &Error{Code: CodeOverloaded, Msg: fmt.Sprintf("this hub has %d subscriptions open, which is its limit", r.limits.Subscriptions)}
+		return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("this hub has %d subscriptions open, which is its limit", r.limits.Subscriptions)}
 	}
 	return nil
 }
@@ -50,7 +52,7 @@ func (r *subscriptionRegistry) register(s *Subscription) error {
 	}
 	r.all[s] = struct{}{}
 	r.count.Add(1)
-	r.obs.Gauge(GaugeSubscriptions, float64(len(r.all)))
+	r.obs.Gauge(event.GaugeSubscriptions, float64(len(r.all)))
 	return nil
 }
 
@@ -59,7 +61,7 @@ func (r *subscriptionRegistry) unregister(s *Subscription) {
 	defer r.mu.Unlock()
 	delete(r.all, s)
 	r.count.Add(-1)
-	r.obs.Gauge(GaugeSubscriptions, float64(len(r.all)))
+	r.obs.Gauge(event.GaugeSubscriptions, float64(len(r.all)))
 }
 
 // eachSubscription calls f for those open now, without holding the lock.

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // ErrDropped is returned by Tail when the stream no longer holds the next events. The caller has
@@ -19,9 +21,9 @@ var ErrDropped = errors.New("jetstream: the stream has dropped events behind tha
 // position. It returns ErrDropped if the next events are gone, also when the topic's bounds
 // overtake the reader (but not in the stream of a family). It returns ErrNotFound when the topic
 // does not exist. Tail calls f from the goroutine of its caller.
-func (h History) Tail(ctx context.Context, stream string, after uint64, f func(*Event) error) error {
+func (h History) Tail(ctx context.Context, stream string, after uint64, f func(*event.Event) error) error {
 	t := &tail{reads: h.reads, name: h.topic, stream: stream, after: after, f: f}
-	return h.reads.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, ErrNotFound)
+	return h.reads.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, event.ErrNotFound)
 }
 
 // tail is where one Tail is.
@@ -33,7 +35,7 @@ type tail struct {
 	after   uint64
 	present uint64 // the last event that was there at first
 	told    bool   // f(nil) was called
-	f       func(*Event) error
+	f       func(*event.Event) error
 }
 
 func (t *tail) follow(ctx context.Context) error {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // repairs moves the group to where it is.
@@ -175,13 +177,13 @@ func TestRepairKeepsTheGroup(t *testing.T) {
 	if mark, err := g.Bookmarks().Get(t.Context(), "m"); err != nil || mark != made {
 		t.Errorf("the bookmark is %+v, %v", mark, err)
 	}
-	if _, err := one.Group("kept", "none").Move(t.Context(), InPlace); !errors.Is(err, ErrNotFound) {
+	if _, err := one.Group("kept", "none").Move(t.Context(), InPlace); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("no such group: %v", err)
 	}
-	if _, err := one.Group("none", "g").Move(t.Context(), InPlace); !errors.Is(err, ErrNotFound) {
+	if _, err := one.Group("none", "g").Move(t.Context(), InPlace); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("no such topic: %v", err)
 	}
-	if _, err := one.Subscribe(t.Context(), "kept", "new", SubscribeOptions{From: InPlace}, ignore); !hasCode(err, CodeBadOptions) {
+	if _, err := one.Subscribe(t.Context(), "kept", "new", SubscribeOptions{From: InPlace}, ignore); !hasCode(err, event.CodeBadOptions) {
 		t.Errorf("a group cannot begin in place: %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -46,7 +47,7 @@ type topicInfo struct {
 	stream  *stream
 	subject string
 	keyed   string // "." + name, to be put behind keyed.<key>
-	obs     TopicObserver
+	obs     event.TopicObserver
 
 	bucket     *bucket // nil unless the topic is compacted
 	keys       *keySet // of the bucket; nil for reads
@@ -151,7 +152,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 		if !busy {
 			if !s.beginWork() { // a server that stops while it makes a stream leaves half of one
 				s.topics.mu.Unlock()
-				return nil, ErrClosed
+				return nil, event.ErrClosed
 			}
 			wait = make(chan struct{})
 			s.topics.making[name] = wait
@@ -161,7 +162,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 			s.topics.mu.Lock()
 			if err == nil {
 				s.topics.keep(t, s.limits.Topics)
-				s.obs.Gauge(GaugeTopics, float64(len(s.topics.byName)))
+				s.obs.Gauge(event.GaugeTopics, float64(len(s.topics.byName)))
 			}
 			delete(s.topics.making, name)
 			s.topics.mu.Unlock()
@@ -172,7 +173,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 		select {
 		case <-wait: // another caller made it, or failed: look again
 		case <-ctx.Done():
-			return nil, &Error{Code: CodeOverloaded, Msg: "the topic is still being made: try again", Err: ctx.Err()}
+			return nil, &event.Error{Code: event.CodeOverloaded, Msg: "the topic is still being made: try again", Err: ctx.Err()}
 		}
 	}
 }
@@ -188,8 +189,8 @@ func (s *streams) existing(ctx context.Context, name string) (*topicInfo, error)
 	}
 	rule := s.rule(name)
 	info, err := s.findStream(ctx, rule.streamName(name))
-	if errors.Is(err, ErrNotFound) {
-		return nil, ErrNotFound
+	if errors.Is(err, event.ErrNotFound) {
+		return nil, event.ErrNotFound
 	}
 	if err != nil {
 		return nil, s.unavailable(err)
@@ -241,7 +242,7 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule
 	own := []string{plainSubject(name), keyedPattern(name)}
 	for _, subject := range own {
 		if !slices.ContainsFunc(info.Config.Subjects, func(pattern string) bool { return covers(pattern, subject) }) {
-			return nil, &Error{Code: CodeBadTopic, Msg: "a stream with the name of this topic exists that is not the event bus's: choose another topic"}
+			return nil, &event.Error{Code: event.CodeBadTopic, Msg: "a stream with the name of this topic exists that is not the event bus's: choose another topic"}
 		}
 	}
 	s.topics.mu.Lock()
@@ -261,7 +262,7 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule
 	}
 	s.topics.mu.Unlock()
 	t := &topicInfo{
-		name: name, stream: found, subject: plainSubject(name), keyed: "." + name, obs: nopObserver{},
+		name: name, stream: found, subject: plainSubject(name), keyed: "." + name, obs: event.NopObserver{},
 		maxPayload: s.maxPayload, dead: isDead(name),
 	}
 	if keep {
@@ -286,7 +287,7 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule
 func (c *core) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, error) {
 	s, err := c.js.Stream(ctx, name)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
-		return nil, ErrNotFound
+		return nil, event.ErrNotFound
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: stream %s: %w", name, err)
@@ -306,7 +307,7 @@ func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInf
 		s.reserved.drop(streamName)
 		s.reportDrift(name, rule, info)
 		return s.meetTopic(ctx, name, info, rule, false)
-	case !errors.Is(err, ErrNotFound):
+	case !errors.Is(err, event.ErrNotFound):
 		return nil, s.unavailable(err)
 	}
 	if rationed(client) && s.headrooms.of(rule.streamConfig(name, &s.cfg).Storage).low.Load() {
@@ -430,16 +431,16 @@ func passing(err error) bool {
 func (s *streams) notMade(err error) error {
 	refused, ok := errors.AsType[*natsjs.APIError](err)
 	if ok && storeFull(refused.ErrorCode, refused.Description) {
-		return storageLow(fmt.Errorf("%w: %w", ErrNoStream, err))
+		return storageLow(fmt.Errorf("%w: %w", event.ErrNoStream, err))
 	}
 	if !ok || passing(err) {
 		return s.unavailable(err)
 	}
-	code := CodeInternal
+	code := event.CodeInternal
 	if refused.Code == codeRefused { // for example because another stream has the topic's subjects
-		code = CodeBadTopic
+		code = event.CodeBadTopic
 	}
-	return &Error{Code: code, Msg: "the event store refuses to make this topic: an operator finds the reason in the log", Err: fmt.Errorf("%w: %w", ErrNoStream, err)}
+	return &event.Error{Code: code, Msg: "the event store refuses to make this topic: an operator finds the reason in the log", Err: fmt.Errorf("%w: %w", event.ErrNoStream, err)}
 }
 
 // errNoPeers is the server's error when too few servers of a cluster are up for a stream.
@@ -447,11 +448,11 @@ const errNoPeers natsjs.ErrorCode = 10005
 
 // unavailable wraps a failure of NATS so that a client learns no more than that.
 func (c *core) unavailable(err error) error {
-	if _, ok := errors.AsType[*Error](err); ok {
+	if _, ok := errors.AsType[*event.Error](err); ok {
 		return err
 	}
 	if c.closing() {
-		return ErrClosed
+		return event.ErrClosed
 	}
-	return &Error{Code: CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}
+	return &event.Error{Code: event.CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}
 }

@@ -12,6 +12,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -39,7 +40,7 @@ type TopicInfo struct {
 	Events uint64
 	Bytes  uint64
 	// First and Last are the oldest and the newest stored event; nil when there is none.
-	First, Last *Event
+	First, Last *event.Event
 	// MaxAge, MaxBytes and MaxMsgs are the bounds; 0 means none. Rule is the pattern of the rule.
 	MaxAge   time.Duration
 	MaxBytes int64
@@ -94,7 +95,7 @@ func (t Topic) Info(ctx context.Context) (*TopicInfo, error) {
 
 // unavailableOrNil is unavailable, but for no error.
 func (c *core) unavailableOrNil(err error) error {
-	if err == nil || errors.Is(err, ErrNotFound) {
+	if err == nil || errors.Is(err, event.ErrNotFound) {
 		return err
 	}
 	return c.unavailable(err)
@@ -133,7 +134,7 @@ func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState
 }
 
 // ends reads the oldest and the newest event of a topic.
-func (a *admin) ends(ctx context.Context, t *topicInfo) (first, last *Event, err error) {
+func (a *admin) ends(ctx context.Context, t *topicInfo) (first, last *event.Event, err error) {
 	m, err := a.leaderNext(ctx, t.stream.name, 1, time.Time{}, t.filters())
 	if err != nil || m == nil {
 		return nil, nil, err
@@ -145,7 +146,7 @@ func (a *admin) ends(ctx context.Context, t *topicInfo) (first, last *Event, err
 	newest := m
 	for _, subject := range subjects {
 		switch m, err := a.lastBySubject(ctx, t.stream.name, subject); {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return nil, nil, err
 		case m.seq > newest.seq:
@@ -274,7 +275,7 @@ type Purged struct {
 func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	admin := t.admin
 	if n := btoi(opts.All) + btoi(!opts.Before.IsZero()) + btoi(opts.Through != ""); n != 1 {
-		return Purged{}, badOptions("a purge removes all events, those before a time, or those up to an id: give one of the three")
+		return Purged{}, event.BadOptions("a purge removes all events, those before a time, or those up to an id: give one of the three")
 	}
 	at, state, err := admin.streams.freshExisting(ctx, t.name)
 	if err != nil {
@@ -291,7 +292,7 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 		bound, ok := parseStreamCursor(opts.Bound)
 		switch {
 		case !ok:
-			return Purged{}, badOptions("bound is not that of a dry run: leave it out")
+			return Purged{}, event.BadOptions("bound is not that of a dry run: leave it out")
 		case bound.Stream != at.stream.name || bound.Created != at.stream.created.UnixNano():
 			return Purged{}, errChanged
 		}
@@ -329,7 +330,7 @@ func btoi(b bool) int {
 
 // needs refuses to touch a topic that the hub itself uses.
 func needs(topic, why string) error {
-	return badOptions("the hub needs topic %s: %s; say explicitly that it may be removed all the same", topic, why)
+	return event.BadOptions("the hub needs topic %s: %s; say explicitly that it may be removed all the same", topic, why)
 }
 
 // purgeEnd is the first sequence that stays.
@@ -400,10 +401,10 @@ type DeleteOptions struct {
 func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	admin := t.admin
 	at, _, err := admin.streams.freshExisting(ctx, t.name)
-	if errors.Is(err, ErrNotFound) { // a deletion that was cut off may be repeated
+	if errors.Is(err, event.ErrNotFound) { // a deletion that was cut off may be repeated
 		finished, err := admin.finishDeletion(ctx, admin.rule(t.name).streamName(t.name))
 		if err == nil && !finished {
-			err = ErrNotFound
+			err = event.ErrNotFound
 		}
 		return admin.unavailableOrNil(err)
 	}
@@ -432,7 +433,7 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 		return err
 	}
 	for group := range groups {
-		if err := t.admin.adminHooks.deleteGroup(ctx, t.name, group); err != nil && !errors.Is(err, ErrNotFound) {
+		if err := t.admin.adminHooks.deleteGroup(ctx, t.name, group); err != nil && !errors.Is(err, event.ErrNotFound) {
 			return err
 		}
 	}
@@ -488,7 +489,7 @@ func notedOf(stream string) [][2]string {
 // marked reports whether the stream that a mark says was deleted is there.
 func (a *admin) marked(ctx context.Context, stream string, mark generation) (bool, error) {
 	info, err := a.findStream(ctx, stream)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
 	return err == nil && native.StreamMade(info).Equal(mark.Stream), err
@@ -563,7 +564,7 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 		}
 		bucket := newBucket(mark.Unfinished).stream
 		switch info, err := a.findStream(ctx, bucket); {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return false, err
 		case info.Config.Metadata[bucketTopic] == mark.Unfinished: // else it is somebody's own

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 func topicState(tb testing.TB, b *Bus, topic string) *TopicInfo {
@@ -25,7 +27,7 @@ func TestTopicInfo(t *testing.T) {
 		{Pattern: "user.*", Family: "users", MaxAge: time.Hour},
 		{Pattern: "strict", MaxMsgs: 10, MaxAge: time.Hour, OnFull: OnFullReject, GroupAge: time.Hour},
 	}})
-	if _, err := b.Admin().Topic("orders").Info(t.Context()); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Admin().Topic("orders").Info(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Fatalf("a topic that does not exist: %v", err)
 	}
 	g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
@@ -86,14 +88,14 @@ func TestPurge(t *testing.T) {
 				}
 			}
 			for _, opts := range []PurgeOptions{{}, {All: true, Through: r.ID}, {Before: cut, Through: r.ID}} {
-				if _, err := admin.Purge(t.Context(), opts); codeOf(t, err) != CodeBadOptions {
+				if _, err := admin.Purge(t.Context(), opts); codeOf(t, err) != event.CodeBadOptions {
 					t.Fatalf("%+v: %v", opts, err)
 				}
 			}
-			if _, err := admin.Purge(t.Context(), PurgeOptions{All: true, Bound: "none"}); codeOf(t, err) != CodeBadOptions {
+			if _, err := admin.Purge(t.Context(), PurgeOptions{All: true, Bound: "none"}); codeOf(t, err) != event.CodeBadOptions {
 				t.Fatal(err)
 			}
-			if _, err := admin.Purge(t.Context(), PurgeOptions{Through: "no such id"}); codeOf(t, err) != CodeUnknownID {
+			if _, err := admin.Purge(t.Context(), PurgeOptions{Through: "no such id"}); codeOf(t, err) != event.CodeUnknownID {
 				t.Fatal(err)
 			}
 			purge(PurgeOptions{Through: r.ID, DryRun: true}, Purged{Removed: 11, Left: 9})
@@ -130,10 +132,10 @@ func TestNeededTopicsStay(t *testing.T) {
 			t.Fatal(err)
 		}
 		admin := b.Admin().Topic(topic)
-		if _, err := admin.Purge(t.Context(), PurgeOptions{All: true}); codeOf(t, err) != CodeBadOptions {
+		if _, err := admin.Purge(t.Context(), PurgeOptions{All: true}); codeOf(t, err) != event.CodeBadOptions {
 			t.Errorf("purge of %s: %v", topic, err)
 		}
-		if err := admin.Delete(t.Context(), DeleteOptions{}); codeOf(t, err) != CodeBadOptions {
+		if err := admin.Delete(t.Context(), DeleteOptions{}); codeOf(t, err) != event.CodeBadOptions {
 			t.Errorf("deletion of %s: %v", topic, err)
 		}
 		if got, err := admin.Purge(t.Context(), PurgeOptions{All: true, Needed: true}); err != nil || got.Removed != 1 {
@@ -188,7 +190,7 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 	if mark, err := b.records.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.stream.created) || mark.Unfinished != "" {
 		t.Errorf("the mark of the deletion is %+v, %v", mark, err)
 	}
-	if _, err := b.findStream(t.Context(), was.bucket.stream); !errors.Is(err, ErrNotFound) {
+	if _, err := b.findStream(t.Context(), was.bucket.stream); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("the bucket is still there: %v", err)
 	}
 }
@@ -284,7 +286,7 @@ func TestDeleteTopic(t *testing.T) {
 				_ = first.sub.Stop(t.Context())
 				_ = second.sub.Stop(t.Context())
 				if topic != "user.a" { // that stream has others
-					if _, err := a.Admin().Topic(topic).Info(t.Context()); !errors.Is(err, ErrNotFound) {
+					if _, err := a.Admin().Topic(topic).Info(t.Context()); !errors.Is(err, event.ErrNotFound) {
 						t.Fatalf("the topic is still there: %v", err)
 					}
 				}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -42,7 +43,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 		<-time.After(20 * time.Millisecond) // its pulls are out
 		const n = 20
 		for i := range n {
-			err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Appendf(nil, "%d", i), PublishOptions{}, func(_ Receipt, err error) {
+			err := b.NewPublisher().PublishAsync(t.Context(), topic, fmt.Appendf(nil, "%d", i), PublishOptions{}, func(_ event.Receipt, err error) {
 				if err != nil {
 					t.Errorf("round %d: event %d: %v", round, i, err)
 				}
@@ -97,7 +98,7 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 	if head.resolved {
 		t.Error("the event that comes again is resolved")
 	}
-	s.remove(head, Dropped)
+	s.remove(head, event.Dropped)
 	s.mu.Unlock()
 	s.spare(head, false)
 	release()
@@ -137,7 +138,7 @@ func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.reads.bySequence(t.Context(), topic, 2); !errors.Is(err, ErrNotFound) {
+	if _, err := b.reads.bySequence(t.Context(), topic, 2); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("an event that was removed: %v", err)
 	}
 }

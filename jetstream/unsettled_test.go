@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -61,7 +62,7 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 		p := b.NewPublisher()
 		const n = 50
 		for range n {
-			if err := p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, func(Receipt, error) {}); err != nil {
+			if err := p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, func(event.Receipt, error) {}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -90,7 +91,7 @@ func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 	slow := make(chan struct{})
 	arrived := make(chan struct{})
 	once := sync.OnceFunc(func() { close(arrived); <-slow })
-	k := take(t, b, "t", "g", SubscribeOptions{From: FromEarliest, GroupTTL: 30 * time.Second, Filter: func(e *Event) bool {
+	k := take(t, b, "t", "g", SubscribeOptions{From: FromEarliest, GroupTTL: 30 * time.Second, Filter: func(e *event.Event) bool {
 		if string(e.Payload) == "unsettled" {
 			once()
 		}

@@ -18,6 +18,8 @@ import (
 	"github.com/klauspost/compress/s2"
 	"github.com/nats-io/nats-server/v2/server/archive"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
 )
 
 // These tests reach bounds that only thousands of entries reach, or measure CPU time. The race
@@ -49,7 +51,7 @@ func TestRemovedKeysAreBoundedPerPage(t *testing.T) {
 	set(t, b, "state.a", "first", "1")
 	p := b.NewPublisher()
 	for i := range removed {
-		if err := p.PublishAsync(t.Context(), "state.a", nil, PublishOptions{Key: strconv.Itoa(i), Tombstone: true}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "state.a", nil, PublishOptions{Key: strconv.Itoa(i), Tombstone: true}, func(_ event.Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -66,7 +68,7 @@ func TestRemovedKeysAreBoundedPerPage(t *testing.T) {
 		t.Errorf("the newest key: %v, %v", page, err)
 	}
 	_, err = b.Keys("state.a").Page(t.Context(), 0, 2)
-	if codeOf(t, err) != CodeOverloaded || !strings.Contains(err.Error(), "next") {
+	if codeOf(t, err) != event.CodeOverloaded || !strings.Contains(err.Error(), "next") {
 		t.Errorf("a page behind removed keys: %v", err)
 	}
 	var got []string
@@ -149,7 +151,7 @@ func TestSearchesForUnknownIDsCostLittle(t *testing.T) { // it measures CPU
 	for _, i := range []int{0, n / 2, n - 1} {
 		got := 0
 		err := patiently(func() error {
-			return b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*Event) error { got++; return nil })
+			return b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*event.Event) error { got++; return nil })
 		})
 		if err != nil || got != n-1-i {
 			t.Errorf("%d events after event %d, %v; want %d", got, i, err, n-1-i)
@@ -169,7 +171,7 @@ func TestFirstSearchOfPublishedIDsCostsLittle(t *testing.T) { // it measures CPU
 	ids := make([]string, n)
 	for i := range ids {
 		ids[i] = uuid.NewString()
-		if err := p.PublishAsync(t.Context(), "many", []byte(`{"n":1}`), PublishOptions{ID: ids[i]}, func(_ Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "many", []byte(`{"n":1}`), PublishOptions{ID: ids[i]}, func(_ event.Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -194,7 +196,7 @@ func TestFirstSearchOfPublishedIDsCostsLittle(t *testing.T) { // it measures CPU
 	for _, i := range []int{0, n / 2, n - 1} {
 		got := 0
 		err := patiently(func() error {
-			return b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*Event) error { got++; return nil })
+			return b.History("many").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[i]), Limit: n}, func(*event.Event) error { got++; return nil })
 		})
 		if err != nil || got != n-1-i {
 			t.Errorf("%d events after event %d, %v; want %d", got, i, err, n-1-i)
@@ -287,7 +289,7 @@ func TestAfterIDOnABusyTopic(t *testing.T) {
 	ids := make([]string, n)
 	p := b.NewPublisher()
 	for i := range n {
-		if err := p.PublishAsync(t.Context(), "busy", []byte("1"), PublishOptions{}, func(r Receipt, err error) {
+		if err := p.PublishAsync(t.Context(), "busy", []byte("1"), PublishOptions{}, func(r event.Receipt, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -302,7 +304,7 @@ func TestAfterIDOnABusyTopic(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := 0
-	if err := b.History("busy").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[n-10])}, func(*Event) error { got++; return nil }); err != nil || got != 9 {
+	if err := b.History("busy").Scan(t.Context(), ScanOptions{From: FromAfterID(ids[n-10])}, func(*event.Event) error { got++; return nil }); err != nil || got != 9 {
 		t.Errorf("%d events, %v", got, err)
 	}
 }
@@ -314,7 +316,7 @@ func TestListingOfLargeEntries(t *testing.T) {
 	const topic, keys = "state.large", 24
 	b := open(t, Config{Topics: compactedRules, Limits: Limits{MaxPayload: 3 << 20}})
 	payload := `"` + strings.Repeat("x", 3<<20-2) + `"`
-	var last Receipt
+	var last event.Receipt
 	for i := range keys {
 		last = set(t, b, topic, strconv.Itoa(i), payload)
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"strconv"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // MaxDelayedPage is the maximum of the limit of Topic.Delayed.
@@ -40,17 +42,17 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 		return DelayedPage{}, err
 	}
 	if limit < 1 || limit > MaxDelayedPage {
-		return DelayedPage{}, badOptions("limit is %d: 1 to %d are allowed", limit, MaxDelayedPage)
+		return DelayedPage{}, event.BadOptions("limit is %d: 1 to %d are allowed", limit, MaxDelayedPage)
 	}
 	from := uint64(1)
 	if next != "" {
 		n, err := strconv.ParseUint(next, 10, 64)
 		if err != nil || n == 0 {
-			return DelayedPage{}, badOptions("next is not from the answer before: leave it out to begin")
+			return DelayedPage{}, event.BadOptions("next is not from the answer before: leave it out to begin")
 		}
 		from = n
 	}
-	if _, err := admin.publishing.schedules.open(ctx, false); errors.Is(err, ErrNotFound) || errors.Is(err, errNoSchedules) {
+	if _, err := admin.publishing.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
 		return DelayedPage{}, nil
 	} else if err != nil {
 		return DelayedPage{}, err

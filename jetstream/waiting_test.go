@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // Operators see what waits for a topic, page by page, and can cancel it.
@@ -49,7 +51,7 @@ func TestListOfDelayedEvents(t *testing.T) {
 	if err := orders.CancelDelayed(t.Context(), "id 3"); err != nil {
 		t.Fatal(err)
 	}
-	if err := orders.CancelDelayed(t.Context(), "id 3"); !errors.Is(err, ErrNotFound) {
+	if err := orders.CancelDelayed(t.Context(), "id 3"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("again: %v", err)
 	}
 	if page, err := orders.Delayed(t.Context(), "", 10); err != nil || len(page.Events) != 6 {
@@ -59,7 +61,7 @@ func TestListOfDelayedEvents(t *testing.T) {
 		second(orders.Delayed(t.Context(), "x", 10)), second(orders.Delayed(t.Context(), "0", 10)),
 		second(orders.Delayed(t.Context(), "", 0)), second(orders.Delayed(t.Context(), "", MaxDelayedPage+1)),
 	} {
-		if !hasCode(err, CodeBadOptions) {
+		if !hasCode(err, event.CodeBadOptions) {
 			t.Errorf("%v", err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -29,18 +30,18 @@ const (
 // after the removal of the bucket. It creates the topic if it does not exist.
 //
 // Watch calls f from the goroutine of its caller. A slow f delays nobody else.
-func (k Keys) Watch(ctx context.Context, keys []string, f func(*Event) error) error {
+func (k Keys) Watch(ctx context.Context, keys []string, f func(*event.Event) error) error {
 	r, topic := k.reads, k.topic
 	size := 0
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	for _, key := range keys {
 		if key == "" || len(key) > MaxKey {
-			return badOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
+			return event.BadOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
 		}
 		size += len(keyToken(key))
 	}
 	if len(keys) > watchKeys || size > keysBytes {
-		return badOptions("a watch has %d keys, whose names have %d bytes in NATS; at most %d and %d are allowed: watch all", len(keys), size, watchKeys, keysBytes)
+		return event.BadOptions("a watch has %d keys, whose names have %d bytes in NATS; at most %d and %d are allowed: watch all", len(keys), size, watchKeys, keysBytes)
 	}
 	w := &watch{reads: r, name: topic, keys: keys, f: f}
 	return r.keepReading(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
@@ -52,7 +53,7 @@ type watch struct {
 	name  string
 	topic *topicInfo
 	keys  []string
-	f     func(*Event) error
+	f     func(*event.Event) error
 
 	source    time.Time // when the topic's stream was made
 	created   time.Time // of the bucket that is read
@@ -146,7 +147,7 @@ func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 		if w.topic.bucket == nil {
 			return nil, notCompacted(w.name)
 		}
-		if info, err = w.reads.findStream(ctx, w.topic.bucket.stream); !errors.Is(err, ErrNotFound) {
+		if info, err = w.reads.findStream(ctx, w.topic.bucket.stream); !errors.Is(err, event.ErrNotFound) {
 			break
 		}
 		w.reads.streams.forgetBucket(w.topic)
@@ -184,7 +185,7 @@ func (w *watch) take(ctx context.Context, m *storedMsg) error {
 		// A repair has put it there, perhaps for a foreign entry that was never seen: the newest is
 		// right in any case.
 		var err error
-		if e, err = w.reads.latest(ctx, w.topic, e.Key); errors.Is(err, ErrNotFound) {
+		if e, err = w.reads.latest(ctx, w.topic, e.Key); errors.Is(err, event.ErrNotFound) {
 			return nil
 		} else if err != nil {
 			return err

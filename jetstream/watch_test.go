@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/event"
 )
 
 // watcher collects what a Watch says.
@@ -38,13 +40,13 @@ func watchState(tb testing.TB, b *Bus, keys ...string) *watcher {
 
 func (w *watcher) stop() {
 	w.cancel()
-	if err := <-w.done; !errors.Is(err, context.Canceled) && !errors.Is(err, ErrClosed) {
+	if err := <-w.done; !errors.Is(err, context.Canceled) && !errors.Is(err, event.ErrClosed) {
 		w.t.Errorf("the watch ended with %v", err)
 	}
 	w.done <- context.Canceled
 }
 
-func (w *watcher) see(e *Event) error {
+func (w *watcher) see(e *event.Event) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.calls++
@@ -128,7 +130,7 @@ func TestWatchShowsEveryKeyBesideWriters(t *testing.T) {
 			}
 			for range watches {
 				seen := make(map[string]bool)
-				err := b.Keys("state.a").Watch(t.Context(), watched, func(e *Event) error {
+				err := b.Keys("state.a").Watch(t.Context(), watched, func(e *event.Event) error {
 					if e == nil {
 						return errAll
 					}
@@ -150,15 +152,15 @@ func TestWatchReturnsTheErrorOfItsFunction(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	stop := errors.New("stop")
-	if err := b.Keys("state.a").Watch(t.Context(), nil, func(*Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
+	if err := b.Keys("state.a").Watch(t.Context(), nil, func(*event.Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
 		t.Errorf("got %v", err)
 	}
-	err := b.Keys("state.a").Watch(t.Context(), make([]string, watchKeys+1), func(*Event) error { return nil })
-	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadOptions {
+	err := b.Keys("state.a").Watch(t.Context(), make([]string, watchKeys+1), func(*event.Event) error { return nil })
+	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadOptions {
 		t.Errorf("got %v", err)
 	}
-	err = b.Keys("plain").Watch(t.Context(), nil, func(*Event) error { return nil })
-	if known, ok := errors.AsType[*Error](err); !ok || known.Code != CodeBadTopic {
+	err = b.Keys("plain").Watch(t.Context(), nil, func(*event.Event) error { return nil })
+	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadTopic {
 		t.Errorf("got %v", err)
 	}
 }
@@ -174,10 +176,10 @@ func TestWatchEndsWithTheBus(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := <-w.done
-	if w.done <- err; !errors.Is(err, ErrClosed) {
+	if w.done <- err; !errors.Is(err, event.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
-	if err := b.Keys("state.a").Watch(t.Context(), nil, w.see); !errors.Is(err, ErrClosed) {
+	if err := b.Keys("state.a").Watch(t.Context(), nil, w.see); !errors.Is(err, event.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -203,7 +205,7 @@ func TestWatchHasNoGap(t *testing.T) {
 					payload = nil
 				}
 				slots <- struct{}{}
-				if err := p.PublishAsync(t.Context(), "state.a", payload, opts, func(_ Receipt, err error) {
+				if err := p.PublishAsync(t.Context(), "state.a", payload, opts, func(_ event.Receipt, err error) {
 					<-slots
 					if err != nil {
 						t.Error(err)
@@ -294,7 +296,7 @@ func TestWatchGoesOnWhenTheTopicIsMadeAnew(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- b.Keys("state.a").Watch(ctx, nil, func(e *Event) error {
+		done <- b.Keys("state.a").Watch(ctx, nil, func(e *event.Event) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if e != nil {

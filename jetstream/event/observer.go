@@ -1,4 +1,4 @@
-package jetstream
+package event
 
 import "time"
 
@@ -101,6 +101,10 @@ const (
 	DeadLettered                // the last attempt failed; the event went to dlq.<topic>
 	Dropped                     // the hub lost its right to it (cut off, stopped, seek)
 )
+
+// NopObserver is an Observer, a TopicObserver and a GroupObserver that ignores everything. Observers
+// embed it that want some of the calls.
+type NopObserver = nopObserver
 
 type nopObserver struct{}
 
