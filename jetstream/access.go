@@ -1,15 +1,14 @@
 package jetstream
 
-// access has what native clients may do, and answers the auth callouts of NATS servers.
+// access has where native clients find topics and groups, and writes what policies allow them as
+// permissions of NATS.
 type access struct {
 	*core
-	streams *streams
-
 	native *nativeMaps
 }
 
-func newAccess(c *core, s *streams) *access {
-	a := &access{core: c, streams: s}
+func newAccess(c *core) *access {
+	a := &access{core: c}
 	a.native = newNativeMaps(a)
 	return a
 }

@@ -42,13 +42,13 @@ type admin struct {
 	reads      *reads
 	records    *records
 	publishing *publishing
-	queues     *queues
 	adminHooks adminHooks
 
 	lagEvents lagEvents
 }
 
-// adminHooks are called by admin, for what members of this hub know and do.
+// adminHooks are called by admin, for what members of this hub know and do. They are set before the
+// bus is open.
 type adminHooks struct {
 	// members returns how many members of a group with this consumer the hub has.
 	members func(t *topicInfo, consumer string) int
@@ -60,6 +60,6 @@ type adminHooks struct {
 	deleteGroup func(ctx context.Context, topic, group string) error
 }
 
-func newAdmin(c *core, s *streams, r *reads, records *records, p *publishing, q *queues) *admin {
-	return &admin{core: c, streams: s, reads: r, records: records, publishing: p, queues: q}
+func newAdmin(c *core, s *streams, r *reads, records *records, p *publishing) *admin {
+	return &admin{core: c, streams: s, reads: r, records: records, publishing: p}
 }

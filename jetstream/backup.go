@@ -81,42 +81,41 @@ type BackupOptions struct {
 // backups makes and restores backups. Redrives and backups exclude each other.
 type backups struct {
 	*core
-	streams *streams
 
 	running atomic.Bool
 	moves   sync.RWMutex // read by those who move events from a stream to an earlier one
 }
 
-func newBackups(c *core, s *streams) *backups { return &backups{core: c, streams: s} }
+func newBackups(c *core) *backups { return &backups{core: c} }
 
 var errBackupRuns = &event.Error{Code: event.CodeOverloaded, Msg: "A backup is being made: try again later."}
 
 // enter begins a redrive.
-func (s *backups) enter() (leave func(), err error) {
-	s.moves.RLock()
-	if s.running.Load() {
-		s.moves.RUnlock()
+func (k *backups) enter() (leave func(), err error) {
+	k.moves.RLock()
+	if k.running.Load() {
+		k.moves.RUnlock()
 		return nil, errBackupRuns
 	}
-	return s.moves.RUnlock, nil
+	return k.moves.RUnlock, nil
 }
 
 // begin begins a backup, when the redrives that run have ended.
-func (s *backups) begin(ctx context.Context, k *backups) (end func(), err error) {
-	if !s.running.CompareAndSwap(false, true) {
+func (k *backups) begin(ctx context.Context) (end func(), err error) {
+	if !k.running.CompareAndSwap(false, true) {
 		return nil, errBackupRuns
 	}
 	deadline := time.Now().Add(movesWait)
-	for !s.moves.TryLock() {
+	for !k.moves.TryLock() {
 		if err = k.pause(ctx, positionPause); err == nil && time.Now().After(deadline) {
 			err = &event.Error{Code: event.CodeOverloaded, Msg: "A redrive of dead letters is running: try again when it has ended."}
 		}
 		if err != nil {
-			s.running.Store(false)
+			k.running.Store(false)
 			return nil, err
 		}
 	}
-	return func() { s.moves.Unlock(); s.running.Store(false) }, nil
+	return func() { k.moves.Unlock(); k.running.Store(false) }, nil
 }
 
 // bookkeeping are the streams in which hubs note what is done.
@@ -137,7 +136,7 @@ func (n NATS) Backup(ctx context.Context, w io.Writer, opts BackupOptions) error
 	if b.cfg.Server.InMemory() {
 		return &event.Error{Code: event.CodeBadOptions, Msg: "This hub keeps everything in memory: there is nothing to back up."}
 	}
-	end, err := b.backups.begin(ctx, b.backups)
+	end, err := b.backups.begin(ctx)
 	if err != nil {
 		return err
 	}
@@ -226,7 +225,7 @@ func (m *backupMaker) finish() error {
 
 // sources lists what is copied: every stream on a disk.
 func (k *backups) sources(ctx context.Context, replicas int) (all []*copiedStream, err error) {
-	inv, err := k.streams.listStreams(ctx)
+	inv, err := listStreams(ctx, k.core)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ func TestBuiltinTopicsAreCreated(t *testing.T) {
 			t.Errorf("the error is %v", err)
 		}
 	}
-	inv, err := b.streams.takeInventory(t.Context())
+	inv, err := takeInventory(t.Context(), b.core)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 	"time"
@@ -133,8 +134,14 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 }
 
 // MaxValue returns the maximum size of a value in bytes at present: the server's max_payload less
-// 64 KiB.
-func (c *Collection) MaxValue() int { return int(c.reads.links[0].nc.MaxPayload()) - payloadMargin }
+// 64 KiB. Of servers that differ, it is that of the least one.
+func (c *Collection) MaxValue() int {
+	least := int64(math.MaxInt64)
+	for _, l := range c.reads.links {
+		least = min(least, l.nc.MaxPayload())
+	}
+	return int(least) - payloadMargin
+}
 
 // Put replaces the entry of revision old (0: the key has none) and returns the new revision. key
 // has 1..512 bytes. Names of headers must not begin with Nats-, Event- or KV-. Put stores nothing

@@ -42,7 +42,7 @@ type deadLetters struct {
 	workers sync.WaitGroup
 	keeper  sync.WaitGroup
 
-	rations *letterRations // by the client whose subscriptions failed
+	rations *letterRations // shared with clients that publish dead letters themselves
 
 	mu      sync.Mutex
 	work    sync.Cond

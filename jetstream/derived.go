@@ -64,10 +64,10 @@ func (k *derivedKeys) admit(payload []byte, client string) error {
 	if k.counted(h) || k.exists(h) {
 		return nil
 	}
-	if publishing := k.publishing; publishing.newDerived.Take(client) > 0 {
-		publishing.obs.LimitReached("derived_keys_per_client")
+	if p := k.publishing; p.newDerived.Take(client) > 0 {
+		p.obs.LimitReached("derived_keys_per_client")
 		return &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of topic %s by its events on %s, which is its limit: %d more are allowed a second, and events of keys that exist are not limited",
-			publishing.limits.DerivedKeysPerClient, k.Of, k.From, publishing.limits.DerivedKeyRate)}
+			p.limits.DerivedKeysPerClient, k.Of, k.From, p.limits.DerivedKeyRate)}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -63,23 +63,23 @@ const (
 
 // run stores events that are due in their topics, until the bus closes.
 func (k *schedules) run() {
-	publishing := k.publishing
+	p := k.publishing
 	tick := time.NewTicker(dueLook)
 	defer tick.Stop()
-	for publishing.ctx.Err() == nil {
+	for p.ctx.Err() == nil {
 		again := tick.C
-		s, err := k.open(publishing.ctx, false)
+		s, err := k.open(p.ctx, false)
 		if err == nil {
-			err = k.serve(publishing.ctx, s)
+			err = k.serve(p.ctx, s)
 		}
 		if !errors.Is(err, event.ErrNotFound) && !errors.Is(err, errNoSchedules) {
-			if err != nil && publishing.ctx.Err() == nil {
-				publishing.often.Log(publishing.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
+			if err != nil && p.ctx.Err() == nil {
+				p.often.Log(p.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
 			}
 			again = time.After(dueAgain)
 		}
 		select {
-		case <-publishing.ctx.Done():
+		case <-p.ctx.Done():
 		case <-k.found:
 		case <-again:
 		}
@@ -140,14 +140,14 @@ type cancellation struct {
 
 // serve reads until ctx ends or something fails.
 func (k *schedules) serve(ctx context.Context, s *stream) error {
-	publishing := k.publishing
-	_, err := publishing.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
-		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: publishing.cfg.AckWait,
+	p := k.publishing
+	_, err := p.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
+		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: p.cfg.AckWait,
 		MaxAckPending: dueAckPending, MaxDeliver: -1, Metadata: map[string]string{metaDue: "1"},
 	})
 	var info *natsjs.StreamInfo
 	if err == nil {
-		info, err = publishing.findStream(ctx, delayedStream)
+		info, err = p.findStream(ctx, delayedStream)
 	}
 	if errors.Is(err, natsjs.ErrStreamNotFound) || errors.Is(err, event.ErrNotFound) {
 		k.forget(s)
@@ -155,8 +155,8 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
-	r := &dueReader{schedules: k, link: publishing.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: publishing.clock.now() - int64(dueGauge)}
-	if first, err := publishing.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
+	r := &dueReader{schedules: k, link: p.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.now() - int64(dueGauge)}
+	if first, err := p.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
 		return err
 	} else if first != nil {
 		r.oldest = first.time
@@ -190,11 +190,11 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 
 // gauge reports how many events wait.
 func (r *dueReader) gauge(ctx context.Context) {
-	publishing := r.publishing
-	if now := publishing.clock.now(); now-r.counted >= int64(dueGauge) {
+	p := r.publishing
+	if now := p.clock.now(); now-r.counted >= int64(dueGauge) {
 		r.counted = now
 		if n, err := r.count(ctx, waitPrefix+">"); err == nil {
-			publishing.obs.Gauge(event.GaugeDelayed, float64(n))
+			p.obs.Gauge(event.GaugeDelayed, float64(n))
 		}
 	}
 }
@@ -218,7 +218,7 @@ func (r *dueReader) settle(reply string, how []byte) { _ = r.link.nc.Publish(rep
 
 // pull asks for events and stores them until the request has ended.
 func (r *dueReader) pull(ctx context.Context) error {
-	publishing := r.publishing
+	p := r.publishing
 	most := max(dueBytes, int(r.link.nc.MaxPayload())+payloadMargin) // an event always fits
 	req, err := json.Marshal(map[string]any{"batch": dueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
 	if err != nil {
@@ -226,7 +226,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 	}
 	r.pulls++
 	inbox := r.inbox + strconv.FormatUint(r.pulls, 36) // what ends a pull names it
-	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: publishing.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
+	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: p.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
 		return err
 	}
 	silence := time.NewTimer(dueWaits)
@@ -305,11 +305,11 @@ func (e *dueEvent) options() (topic string, opts PublishOptions, ok bool) {
 // take stores events in their topics, except those that were cancelled or are stored already. An
 // error means that the rest was not begun.
 func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
-	publishing := r.publishing
+	p := r.publishing
 	if err := r.readCancelled(ctx); err != nil {
 		return err
 	}
-	if publishing.clock.stalled(publishing.clock.now()) {
+	if p.clock.stalled(p.clock.now()) {
 		return errStalled // others may have the events by now
 	}
 	if first := &events[0].meta; first.delivered <= 1 && first.streamSeq > r.began {
@@ -327,7 +327,7 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 		topic, opts, ok := e.options()
 		switch mark := e.msg.Header.Get(headerScheduleID); {
 		case !ok:
-			publishing.often.Log(ctx, slog.LevelWarn, "a message among delayed events is none; it is removed", "", slog.String("subject", e.msg.Subject))
+			p.often.Log(ctx, slog.LevelWarn, "a message among delayed events is none; it is removed", "", slog.String("subject", e.msg.Subject))
 			r.settle(e.msg.Reply, ackNow)
 		case r.isCancelled(mark, e.meta.streamSeq):
 			if _, err := r.mark(ctx, cancelledPrefix+mark, true); err != nil {
@@ -404,18 +404,18 @@ func hopeless(err error) bool {
 // block. It reports whether it has begun to; otherwise, as when the letter cannot be stored, the
 // event is tried again.
 func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *PublishOptions, refused error) bool {
-	publishing := r.publishing
+	p := r.publishing
 	select {
 	case r.letters <- struct{}{}:
 	default:
 		return false
 	}
 	// letters have none of their own
-	if publishing.closing() || strings.HasPrefix(topic, dlqPrefix) {
+	if p.closing() || strings.HasPrefix(topic, dlqPrefix) {
 		<-r.letters
 		return false
 	}
-	publishing.apart(func() {
+	p.apart(func() {
 		defer func() { <-r.letters }()
 		ctx, cancel := context.WithTimeout(ctx, publishWait)
 		defer cancel()
@@ -428,17 +428,17 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 			original.TS = ts.UnixMilli()
 		}
 		sum := sha256.Sum256([]byte(delayedStream + " " + e.msg.Header.Get(headerScheduleID)))
-		err := publishing.storeLetter(ctx, deadEvent{
+		err := p.storeLetter(ctx, deadEvent{
 			original: original, group: DelayedGroup, reason: native.ShortReason(reasonOf(refused)), attempts: e.meta.delivered, at: time.Now(),
 			id: "dlq:" + hex.EncodeToString(sum[:16]), whole: true,
 		})
 		if err != nil {
-			publishing.often.Log(ctx, slog.LevelWarn, "failed to store the dead letter of a delayed event; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
+			p.often.Log(ctx, slog.LevelWarn, "failed to store the dead letter of a delayed event; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
 			r.settle(e.msg.Reply, nakAfter(dueRetryMax))
 			return
 		}
 		r.settle(e.msg.Reply, ackNow)
-		o := publishing.obs.Group(topic, DelayedGroup, false)
+		o := p.obs.Group(topic, DelayedGroup, false)
 		o.Settled(event.DeadLettered, 0, max(time.Since(ts), 0))
 		o.Close()
 	})
@@ -493,12 +493,12 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	if ids, ok := r.before[topic]; ok {
 		return ids, nil
 	}
-	publishing := r.publishing
+	p := r.publishing
 	ids := make(map[string]bool)
-	t, _, err := publishing.streams.freshExisting(ctx, topic)
+	t, _, err := p.streams.freshExisting(ctx, topic)
 	if err == nil {
 		since := farthest(r.oldest.Add(-dueSkew))
-		err = publishing.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
+		err = p.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
 			ids[storedID(m.header, t.stream.name, m.seq)] = true
 			return nil
 		})
@@ -507,7 +507,7 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 		return nil, err
 	}
 	if len(ids) >= dueBefore {
-		publishing.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
+		p.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
 	}
 	r.before[topic] = ids
 	return ids, nil

@@ -72,18 +72,18 @@ func concurrently(n int, f func(i int) error) error {
 }
 
 // streamNames returns the names of all streams that are no buckets, in order.
-func (s *streams) streamNames(ctx context.Context) (names []string, err error) {
+func streamNames(ctx context.Context, c *core) (names []string, err error) {
 	for offset := 0; ; {
 		var page struct {
 			Error   *apiError `json:"error"`
 			Total   int       `json:"total"`
 			Streams []string  `json:"streams"`
 		}
-		if err := s.askPage(ctx, "STREAM.NAMES", offset, &page); err != nil {
-			return nil, s.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
+		if err := askPage(ctx, c, "STREAM.NAMES", offset, &page); err != nil {
+			return nil, c.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
 		}
 		if page.Error != nil {
-			return nil, s.unavailable(fmt.Errorf("jetstream: list streams: %w", page.Error))
+			return nil, c.unavailable(fmt.Errorf("jetstream: list streams: %w", page.Error))
 		}
 		for _, stream := range page.Streams {
 			if !strings.HasPrefix(stream, "KV_") && !strings.HasPrefix(stream, "OBJ_") {
@@ -99,13 +99,13 @@ func (s *streams) streamNames(ctx context.Context) (names []string, err error) {
 
 // askPage asks JetStream for a page of a list, again and again until there is an answer: the server
 // that leads JetStream may be away.
-func (s *streams) askPage(ctx context.Context, api string, offset int, into any) error {
+func askPage(ctx context.Context, c *core, api string, offset int, into any) error {
 	req, err := json.Marshal(map[string]int{"offset": offset})
 	if err != nil {
 		return err
 	}
 	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-		return s.link().request(ctx, s.api+api, req)
+		return c.link().request(ctx, c.api+api, req)
 	})
 	switch {
 	case err != nil:
@@ -135,10 +135,10 @@ const maxPageRestarts = 8
 // consumerPages walks through the consumers of a stream whose names are greater than after. offset
 // is that of an earlier page that had after, or 0. A consumer that exists all the time is visited
 // once.
-func (s *streams) consumerPages(ctx context.Context, stream, after string, offset int) iter.Seq2[consumerPage, error] {
+func consumerPages(ctx context.Context, c *core, stream, after string, offset int) iter.Seq2[consumerPage, error] {
 	return func(yield func(consumerPage, error) bool) {
 		for restarts := 0; ; {
-			page, limit, err := s.consumerPage(ctx, stream, offset)
+			page, limit, err := askConsumers(ctx, c, stream, offset)
 			if err != nil {
 				yield(page, err)
 				return
@@ -163,12 +163,12 @@ func (s *streams) consumerPages(ctx context.Context, stream, after string, offse
 	}
 }
 
-// consumerPage asks for a page of the consumers of a stream, of limit at most. A stream that does
+// askConsumers asks for a page of the consumers of a stream, of limit at most. A stream that does
 // not exist has none.
 //
 // The lister of nats.go reports consumers without a leader with all figures at 0, and goes wrong in
 // its pages where some are missing.
-func (s *streams) consumerPage(ctx context.Context, stream string, offset int) (page consumerPage, limit int, err error) {
+func askConsumers(ctx context.Context, c *core, stream string, offset int) (page consumerPage, limit int, err error) {
 	var got struct {
 		Error     *apiError              `json:"error"`
 		Total     int                    `json:"total"`
@@ -176,7 +176,7 @@ func (s *streams) consumerPage(ctx context.Context, stream string, offset int) (
 		Consumers []*natsjs.ConsumerInfo `json:"consumers"`
 		Missing   []string               `json:"missing"`
 	}
-	err = s.askPage(ctx, "CONSUMER.LIST."+stream, offset, &got)
+	err = askPage(ctx, c, "CONSUMER.LIST."+stream, offset, &got)
 	if err == nil && got.Error != nil {
 		if got.Error.ErrCode == natsjs.JSErrCodeStreamNotFound {
 			return page, 0, nil
@@ -292,7 +292,7 @@ type settledEvent struct {
 	ts int64
 }
 
-// topic is Bus.existing. It returns errSilent if the stream of the topic does not answer.
+// topic is streams.existing. It returns errSilent if the stream of the topic does not answer.
 func (r *groupReader) topic(ctx context.Context, name string) (*topicInfo, error) {
 	return r.topics.get(name, func() (t *topicInfo, err error) {
 		err = r.within(ctx, r.admin.rule(name).streamName(name), func(ctx context.Context) error {

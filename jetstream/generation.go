@@ -393,7 +393,7 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	}
 	var failed error
 	for stream, revision := range unfinished {
-		failed = errors.Join(failed, p.records.recordHooks.unfinished(ctx, stream, revision))
+		failed = errors.Join(failed, p.records.recordHooks.endDeletion(ctx, stream, revision))
 	}
 	for _, m := range old {
 		if err := p.records.purge(ctx, groupsBucket, m.subject, m.seq); err != nil {

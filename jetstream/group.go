@@ -260,7 +260,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			g.storeFirstMark(ctx, from.seq-1)
 			return g, nil
 		}
-		b.records.deleteConsumer(ctx, t.stream.name, info.Name)
+		b.deleteConsumer(ctx, t.stream.name, info.Name)
 	}
 	return nil, &event.Error{Code: event.CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
 }
@@ -298,9 +298,9 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 		}
 		moved, rev, err := b.moveGroup(ctx, t, name, durable, to)
 		if err != nil {
-			return nil, b.records.unavailableUnless(err, errGroupMoved)
+			return nil, b.unavailableUnless(err, errGroupMoved)
 		}
-		b.records.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.name), slog.String("group", name))
 		return b.newGroup(t, name, moved, rev, ptr.past()), nil
 	}
@@ -316,7 +316,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	// other hubs read it there
 	rev, err := b.records.generations.swap(ctx, t, name, ptr, durable)
 	if err != nil {
-		return nil, b.records.unavailableUnless(err, errGroupMoved)
+		return nil, b.unavailableUnless(err, errGroupMoved)
 	}
 	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.name), slog.String("group", name))
 	info.Config = cfg
@@ -324,11 +324,11 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 }
 
 // unavailableUnless is unavailable, but for an error that the caller handles.
-func (r *records) unavailableUnless(err, but error) error {
+func (c *core) unavailableUnless(err, but error) error {
 	if errors.Is(err, but) {
 		return err
 	}
-	return r.unavailable(err)
+	return c.unavailable(err)
 }
 
 // is reports whether a consumer is the group's own, and not another one of its name.
@@ -354,9 +354,9 @@ func hasRemains(info *natsjs.ConsumerInfo) bool {
 func (b *Bus) startUnderNewName(ctx context.Context, t *topicInfo, name string, ptr generation, from groupStart) (*group, error) {
 	info, rev, err := b.moveGroup(ctx, t, name, ptr, from)
 	if err != nil {
-		return nil, b.records.unavailableUnless(err, errGroupMoved)
+		return nil, b.unavailableUnless(err, errGroupMoved)
 	}
-	b.records.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+	b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 	g := b.newGroup(t, name, info, rev, ptr.past())
 	g.storeFirstMark(ctx, from.seq-1)
 	return g, nil
@@ -373,7 +373,7 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 	}
 	rev, err := b.records.generations.swap(ctx, t, group, from, next)
 	if errors.Is(err, errGroupMoved) {
-		b.records.deleteConsumer(ctx, t.stream.name, next.Consumer)
+		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
 	}
 	if err == nil && info.Config.MemoryStorage {
 		b.records.storeMark(ctx, marksSubject(t, group), mark{
@@ -486,8 +486,9 @@ func (r *records) createConsumer(ctx context.Context, t *topicInfo, group, name 
 	return c.CachedInfo(), nil
 }
 
-func (r *records) deleteConsumer(ctx context.Context, stream, name string) {
-	if err := r.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-		r.often.Log(ctx, slog.LevelWarn, "a consumer that no group uses could not be deleted", stream, slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
+// deleteConsumer deletes a consumer that no group uses.
+func (c *core) deleteConsumer(ctx context.Context, stream, name string) {
+	if err := c.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
+		c.often.Log(ctx, slog.LevelWarn, "a consumer that no group uses could not be deleted", stream, slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
 	}
 }

@@ -64,14 +64,14 @@ func (g Group) Info(ctx context.Context) (GroupInfo, error) {
 
 // info is what is known of the group that a consumer is.
 func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr *generation, info *natsjs.ConsumerInfo) (GroupInfo, error) {
-	admin := r.admin
+	a := r.admin
 	if !current(info) {
 		return GroupInfo{}, errNotCurrent
 	}
 	var queue *natsjs.ConsumerInfo
 	if ptr.PutBack != "" {
 		var err error
-		queue, err = admin.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, ptr.PutBack)
+		queue, err = a.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, ptr.PutBack)
 		switch {
 		case gone(err):
 			queue = nil
@@ -101,7 +101,7 @@ func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr 
 	if !lag.StuckSince.IsZero() {
 		found.Stuck = lag.StuckSince.UnixMilli()
 	}
-	found.Members = admin.adminHooks.members(t, info.Name)
+	found.Members = a.adminHooks.members(t, info.Name)
 	return found, nil
 }
 
@@ -133,13 +133,13 @@ type GroupsPage struct {
 
 // List lists groups, in the order of their streams and names. next is "" at the end. A group that
 // exists all the time is listed once. A topic that does not exist has no groups.
-func (a Groups) List(ctx context.Context, page GroupsPage) (groups []GroupInfo, next string, err error) {
-	admin := a.admin
+func (g Groups) List(ctx context.Context, page GroupsPage) (groups []GroupInfo, next string, err error) {
+	a := g.admin
 	if page.Limit < 1 || page.Limit > MaxGroupsPage {
 		return nil, "", event.BadOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxGroupsPage)
 	}
-	r := &groupReader{admin: admin}
-	return walkGroups(ctx, admin, r, &page, maxGroupsSeen, func(at *foundGroup) (GroupInfo, error) {
+	r := &groupReader{admin: a}
+	return walkGroups(ctx, r, &page, maxGroupsSeen, func(at *foundGroup) (GroupInfo, error) {
 		return r.info(ctx, at.topic, at.group, &at.ptr, at.info)
 	})
 }
@@ -157,16 +157,16 @@ type GroupCursor struct {
 
 // Cursors is List for cursors alone, with 1..MaxCursorsPage of them on a page. Page.Topic is
 // required.
-func (a Groups) Cursors(ctx context.Context, page GroupsPage) (cursors []GroupCursor, next string, err error) {
-	admin := a.admin
+func (g Groups) Cursors(ctx context.Context, page GroupsPage) (cursors []GroupCursor, next string, err error) {
+	a := g.admin
 	if page.Limit < 1 || page.Limit > MaxCursorsPage {
 		return nil, "", event.BadOptions("limit is %d: 1 to %d are allowed", page.Limit, MaxCursorsPage)
 	}
 	if err := ValidTopic(page.Topic); err != nil {
 		return nil, "", err
 	}
-	r := &groupReader{admin: admin}
-	return walkGroups(ctx, admin, r, &page, MaxCursorsPage, func(at *foundGroup) (GroupCursor, error) {
+	r := &groupReader{admin: a}
+	return walkGroups(ctx, r, &page, MaxCursorsPage, func(at *foundGroup) (GroupCursor, error) {
 		settled, err := r.lastSettled(ctx, at.topic, at.info)
 		return GroupCursor{at.group, settled.id, settled.ts}, err
 	})
@@ -182,12 +182,12 @@ type foundGroup struct {
 
 // walkGroups reads a page of groups, looking at seen consumers at most. read is called
 // concurrently.
-func walkGroups[T any](ctx context.Context, a *admin, r *groupReader, page *GroupsPage, seen int, read func(*foundGroup) (T, error)) (found []T, next string, err error) {
+func walkGroups[T any](ctx context.Context, r *groupReader, page *GroupsPage, seen int, read func(*foundGroup) (T, error)) (found []T, next string, err error) {
 	after, err := parseGroupsNext(page.Next)
 	if err != nil {
 		return nil, "", err
 	}
-	streams, err := a.streamsOf(ctx, r, page.Topic)
+	streams, err := r.admin.streamsOf(ctx, r, page.Topic)
 	if err != nil {
 		return nil, "", err
 	}
@@ -198,12 +198,12 @@ func walkGroups[T any](ctx context.Context, a *admin, r *groupReader, page *Grou
 		if stream != after.stream {
 			after = groupsNext{stream: stream}
 		}
-		for consumers, err := range a.streams.consumerPages(ctx, stream, after.consumer, after.offset) {
+		for consumers, err := range consumerPages(ctx, r.admin.core, stream, after.consumer, after.offset) {
 			if err == nil && len(consumers.missing) > 0 {
 				err = fmt.Errorf("%w (%d groups of stream %s)", errNotCurrent, len(consumers.missing), stream)
 			}
 			if err != nil {
-				return nil, "", a.unavailable(err)
+				return nil, "", r.admin.unavailable(err)
 			}
 			after.offset = consumers.offset
 			for left := consumers.consumers; len(left) > 0; {
@@ -225,7 +225,7 @@ func walkGroups[T any](ctx context.Context, a *admin, r *groupReader, page *Grou
 					return err
 				})
 				if err != nil {
-					return nil, "", a.unavailable(err)
+					return nil, "", r.admin.unavailable(err)
 				}
 				for _, value := range values {
 					if value != nil {
@@ -250,7 +250,7 @@ func (a *admin) streamsOf(ctx context.Context, r *groupReader, topic string) (st
 		}
 		return []string{t.stream.name}, nil
 	}
-	return a.streams.streamNames(ctx)
+	return streamNames(ctx, a.core)
 }
 
 // find returns the group that a consumer is, or nil for a consumer that is no group, or one that

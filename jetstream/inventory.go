@@ -18,8 +18,8 @@ const metaPattern = "eventhub.pattern"
 
 // inventory is what streams the server had at one moment.
 type inventory struct {
-	streams *streams
-	byName  map[string]*natsjs.StreamInfo
+	core   *core
+	byName map[string]*natsjs.StreamInfo
 }
 
 // topicStream is the stream of a topic, or of a family, as it is or should be.
@@ -30,8 +30,8 @@ type topicStream struct {
 }
 
 // takeInventory asks the server for all of its streams.
-func (s *streams) takeInventory(ctx context.Context) (*inventory, error) {
-	inv, err := s.listStreams(ctx)
+func takeInventory(ctx context.Context, c *core) (*inventory, error) {
+	inv, err := listStreams(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -39,17 +39,17 @@ func (s *streams) takeInventory(ctx context.Context) (*inventory, error) {
 }
 
 // listStreams asks the server for the streams that have a leader.
-func (s *streams) listStreams(ctx context.Context) (*inventory, error) {
-	inv := &inventory{streams: s, byName: make(map[string]*natsjs.StreamInfo)}
-	list := s.js.ListStreams(ctx)
+func listStreams(ctx context.Context, c *core) (*inventory, error) {
+	inv := &inventory{core: c, byName: make(map[string]*natsjs.StreamInfo)}
+	list := c.js.ListStreams(ctx)
 	for info := range list.Info() {
 		inv.add(info)
 	}
-	if s.closing() {
+	if c.closing() {
 		return nil, event.ErrClosed
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return nil, fmt.Errorf("nats at %s: list streams: %w", s.where(), err)
+		return nil, fmt.Errorf("nats at %s: list streams: %w", c.where(), err)
 	}
 	return inv, nil
 }
@@ -58,8 +58,8 @@ func (s *streams) listStreams(ctx context.Context) (*inventory, error) {
 // cluster leaves out those that have no leader at that moment.
 func (inv *inventory) complete(ctx context.Context) error {
 	var wanted []string
-	for i := range inv.streams.rules {
-		if r := &inv.streams.rules[i]; r.Family != "" || ValidTopic(r.Pattern) == nil {
+	for i := range inv.core.rules {
+		if r := &inv.core.rules[i]; r.Family != "" || ValidTopic(r.Pattern) == nil {
 			wanted = append(wanted, r.streamName(r.Pattern))
 		}
 	}
@@ -68,7 +68,7 @@ func (inv *inventory) complete(ctx context.Context) error {
 			if inv.byName[name] != nil {
 				continue
 			}
-			info, err := inv.streams.findStream(ctx, name)
+			info, err := inv.core.findStream(ctx, name)
 			if err == nil {
 				inv.add(info)
 			} else if !errors.Is(err, event.ErrNotFound) {
@@ -99,8 +99,8 @@ func (inv *inventory) names() []string {
 
 // recognise says whose stream it is. One that is not the bus's has no rule.
 func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
-	for i := range inv.streams.rules {
-		if r := &inv.streams.rules[i]; r.Family != "" && r.Family == info.Config.Name {
+	for i := range inv.core.rules {
+		if r := &inv.core.rules[i]; r.Family != "" && r.Family == info.Config.Name {
 			ours := func(subject string) bool {
 				return slices.ContainsFunc(r.subjects(""), func(own string) bool { return overlap(own, subject) })
 			}
@@ -112,7 +112,7 @@ func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
 	for _, s := range info.Config.Subjects {
 		topic := subjectTopic(s)
 		if topic != "" && ValidTopic(topic) == nil && objectName(topic) == info.Config.Name {
-			return topicStream{topic: topic, rule: inv.streams.rule(topic), info: info}
+			return topicStream{topic: topic, rule: inv.core.rule(topic), info: info}
 		}
 	}
 	return topicStream{}
@@ -133,14 +133,14 @@ func (inv *inventory) wanted(builtin bool) []topicStream {
 		met[pair{s.topic, name}] = true
 		all = append(all, s)
 	}
-	for i := range inv.streams.rules {
-		r := &inv.streams.rules[i]
+	for i := range inv.core.rules {
+		r := &inv.core.rules[i]
 		s := topicStream{rule: r}
 		if r.Family == "" {
 			s.topic = r.Pattern
 		}
-		first := slices.IndexFunc(inv.streams.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
-		if i == first && (builtin || inv.streams.configured(r)) && !wild(s.topic) && !met[pair{s.topic, r.streamName(s.topic)}] {
+		first := slices.IndexFunc(inv.core.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
+		if i == first && (builtin || configured(inv.core, r)) && !wild(s.topic) && !met[pair{s.topic, r.streamName(s.topic)}] {
 			all = append(all, s)
 		}
 	}
@@ -195,8 +195,8 @@ func (inv *inventory) bucket(topic string) (name string, info *natsjs.StreamInfo
 
 // configured reports whether the rule is one of Config.Topics. A built-in one with the same pattern
 // is never used.
-func (s *streams) configured(r *TopicRule) bool {
-	return slices.ContainsFunc(s.cfg.Topics, func(own TopicRule) bool { return own.Pattern == r.Pattern })
+func configured(c *core, r *TopicRule) bool {
+	return slices.ContainsFunc(c.cfg.Topics, func(own TopicRule) bool { return own.Pattern == r.Pattern })
 }
 
 // overlap reports whether there are subjects that both patterns take.
@@ -242,7 +242,7 @@ type TopicStatus struct {
 // Topics lists the streams of all topics and families, in order of their names.
 func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 	b := a.bus
-	inv, err := b.streams.takeInventory(ctx)
+	inv, err := takeInventory(ctx, b.core)
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,6 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
-	"eventhub/jetstream/quota"
 )
 
 // closeWait is how long Close waits for the server, so that a process that is told to end does so
@@ -104,29 +103,44 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b := &Bus{core: c}
 	b.streams = newStreams(b.core)
 	b.reads = newReads(b.core, b.streams)
-	b.access = newAccess(b.core, b.streams)
-	b.backups = newBackups(b.core, b.streams)
+	b.access = newAccess(b.core)
+	b.backups = newBackups(b.core)
 	b.records = newRecords(b.core, b.streams)
 	b.schemas = newSchemas(b.core)
 	b.publishing = newPublishing(b.core, b.streams, b.reads, b.schemas)
-	b.queues = &queues{core: b.core, streams: b.streams, records: b.records}
-	b.letters = &letters{
-		core: b.core, streams: b.streams, reads: b.reads, records: b.records, publishing: b.publishing, queues: b.queues, backups: b.backups,
-		book: newLetterBook(), redrives: quota.NewPlaces(b.limits.Redrives, (b.limits.Redrives+1)/2),
-		putBackShares: quota.New(float64(b.limits.PutBackShare)/putBackAge.Seconds(), b.limits.PutBackShare, b.limits.Topics, nil),
-		puttingBack:   make(chan struct{}, 1),
-	}
+	b.queues = newQueues(b.core, b.streams, b.records)
+	b.letters = newLetters(b.reads, b.records, b.publishing, b.queues, b.backups)
+	b.admin = newAdmin(b.core, b.streams, b.reads, b.records, b.publishing)
 	b.groups = newGroupRegistry(b.core)
 	b.lingering = newLingering(b.groups)
 	b.subscriptions = newSubscriptionRegistry(b.core, b.streams)
 	b.handles = newHandleTable(b.core, b.reads)
 	b.linkHooks = linkHooks{
-		cut: b.linkCut, lost: b.linkLost, returning: b.linkReturning, back: b.linkBack, heard: b.linkHeard, changed: b.access.native.streamChanged,
+		cut:       b.linkCut,
+		lost:      b.linkLost,
+		returning: b.linkReturning,
+		back:      b.linkBack,
+		heard:     b.linkHeard,
+		changed:   b.access.native.streamChanged,
 	}
-	b.admin = newAdmin(b.core, b.streams, b.reads, b.records, b.publishing, b.queues)
-	b.streams.streamHooks = streamHooks{equip: b.publishing.equip, keys: b.publishing.newKeySet, dropped: b.reads.ids.drop, finishDeletion: b.admin.finishDeletion}
-	b.admin.adminHooks = adminHooks{members: b.groups.countMembers, seen: b.groups.seen, stuckSince: b.groups.stuckSince, deleteGroup: func(ctx context.Context, topic, group string) error { return b.Group(topic, group).Delete(ctx) }}
-	b.records.recordHooks = recordHooks{held: b.groups.answerHeld, topicDeleted: b.subscriptions.topicDeleted, groupMoved: b.subscriptions.groupMoved, unfinished: b.admin.endDeletion}
+	b.streams.streamHooks = streamHooks{
+		equip:          b.publishing.equip,
+		keys:           b.publishing.newKeySet,
+		dropped:        b.reads.ids.drop,
+		finishDeletion: b.admin.finishDeletion,
+	}
+	b.admin.adminHooks = adminHooks{
+		members:     b.groups.countMembers,
+		seen:        b.groups.seen,
+		stuckSince:  b.groups.stuckSince,
+		deleteGroup: func(ctx context.Context, topic, group string) error { return b.Group(topic, group).Delete(ctx) },
+	}
+	b.records.recordHooks = recordHooks{
+		held:         b.groups.answerHeld,
+		topicDeleted: b.subscriptions.topicDeleted,
+		groupMoved:   b.subscriptions.groupMoved,
+		endDeletion:  b.admin.endDeletion,
+	}
 	return b, nil
 }
 

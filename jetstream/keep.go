@@ -158,7 +158,7 @@ func (a *admin) keepTopics() {
 
 // findKept meets the topics that reject and that this hub does not know yet.
 func (a *admin) findKept(ctx context.Context) (failed error) {
-	inv, err := a.streams.takeInventory(ctx)
+	inv, err := takeInventory(ctx, a.core)
 	if err != nil {
 		return err
 	}

@@ -86,17 +86,17 @@ func (k *keySet) read() <-chan struct{} {
 	done := make(chan struct{})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	publishing := k.publishing
+	p := k.publishing
 	if k.reading {
 		close(done)
 		return done
 	}
-	k.reading, k.readAt = true, publishing.clock.now()
-	started := publishing.start(func() {
+	k.reading, k.readAt = true, p.clock.now()
+	started := p.start(func() {
 		defer close(done)
 		prefix := k.topic.bucket.prefix
 		found := make(map[uint64]bool)
-		err := publishing.readThrough(publishing.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+		err := p.readThrough(p.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
 			if strings.HasPrefix(m.subject, prefix) {
 				op := m.header.Get(headerOperation)
 				found[maphash.String(keySeed, tokenKey(m.subject[len(prefix):]))] = op != "" && op != "PUT"
@@ -107,8 +107,8 @@ func (k *keySet) read() <-chan struct{} {
 		defer k.mu.Unlock()
 		k.reading = false
 		if err != nil {
-			if publishing.ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
-				publishing.log.WarnContext(publishing.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
+			if p.ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
+				p.log.WarnContext(p.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
 			}
 			return
 		}
@@ -197,10 +197,10 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 		k.mu.Unlock()
 		return "", nil
 	}
-	publishing := k.publishing
+	p := k.publishing
 	if k.complete { // otherwise the key may be an old one
 		if !tombstone && k.present+k.since-k.removed >= k.most {
-			again := publishing.clock.now()-k.readAt > int64(keysAgain)
+			again := p.clock.now()-k.readAt > int64(keysAgain)
 			k.mu.Unlock()
 			if again { // others may have removed some
 				k.read()
@@ -208,17 +208,17 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 			return "max_keys", &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: ErrMaxKeys}
 		}
 		counts := !known && client != "" && !strings.HasPrefix(client, ownClient)
-		if counts && publishing.keyShares.Wait(client) > 0 {
+		if counts && p.keyShares.Wait(client) > 0 {
 			k.mu.Unlock()
 			return "key_share", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics in 30 days, which is its limit: one more is allowed every %v",
-				publishing.limits.KeyShare, max(keyShareTime/time.Duration(publishing.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
+				p.limits.KeyShare, max(keyShareTime/time.Duration(p.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
 		}
-		if counts && publishing.newKeys.Take(client) > 0 {
+		if counts && p.newKeys.Take(client) > 0 {
 			k.mu.Unlock()
-			return "keys_per_client", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", publishing.limits.KeysPerClient, publishing.limits.KeyRate)}
+			return "keys_per_client", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", p.limits.KeysPerClient, p.limits.KeyRate)}
 		}
 		if counts {
-			publishing.keyShares.Take(client)
+			p.keyShares.Take(client)
 		}
 		if !known {
 			k.since++

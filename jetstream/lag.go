@@ -64,7 +64,7 @@ type listedGroups struct {
 
 // list reads the consumers of a stream.
 func (l *listedGroups) list(ctx context.Context, a *admin, stream string) error {
-	for page, err := range a.streams.consumerPages(ctx, stream, "", 0) {
+	for page, err := range consumerPages(ctx, a.core, stream, "", 0) {
 		if err != nil {
 			return err
 		}
@@ -123,29 +123,29 @@ func (e *lagEvents) set(known map[string]*knownEvents) {
 // Lags returns the lag of up to limit groups of all topics. limit is 1..MaxLags. A group whose
 // leader does not answer is left out: AllLags.Unknown counts it. Lags remembers the times of events
 // for the next Lags, for as long as their stream has removed no event.
-func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
-	admin := a.admin
+func (g Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
+	a := g.admin
 	if limit < 1 || limit > MaxLags {
 		return AllLags{}, event.BadOptions("limit is %d: 1 to %d are allowed", limit, MaxLags)
 	}
-	streams, err := admin.streams.streamNames(ctx)
+	streams, err := streamNames(ctx, a.core)
 	if err != nil {
 		return AllLags{}, err
 	}
 	listed := &listedGroups{consumers: make(map[groupName][]*natsjs.ConsumerInfo), missing: make(map[string][]string)}
-	if err = concurrently(len(streams), func(i int) error { return listed.list(ctx, admin, streams[i]) }); err != nil {
-		return AllLags{}, admin.unavailable(err)
+	if err = concurrently(len(streams), func(i int) error { return listed.list(ctx, a, streams[i]) }); err != nil {
+		return AllLags{}, a.unavailable(err)
 	}
 	var all AllLags
 	for _, missing := range listed.missing {
 		all.Unknown += len(missing)
 	}
 	names := listed.names()
-	r := &groupReader{admin: admin}
-	if err := r.remember(ctx, listed.streams(), admin.lagEvents.get()); err != nil {
-		return AllLags{}, admin.unavailable(err)
+	r := &groupReader{admin: a}
+	if err := r.remember(ctx, listed.streams(), a.lagEvents.get()); err != nil {
+		return AllLags{}, a.unavailable(err)
 	}
-	defer func() { admin.lagEvents.set(r.found) }()
+	defer func() { a.lagEvents.set(r.found) }()
 	for len(names) > 0 {
 		if len(all.Lags) == limit {
 			all.More = true
@@ -160,7 +160,7 @@ func (a Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 			return err
 		})
 		if err != nil {
-			return AllLags{}, admin.unavailable(err)
+			return AllLags{}, a.unavailable(err)
 		}
 		for _, lag := range found {
 			if lag == nil {

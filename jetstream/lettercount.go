@@ -47,29 +47,29 @@ type LetterCounts struct {
 // While letters are removed of which there are more than 50,000, these counts may be 30 s old. Any
 // other filter makes Count read all letters.
 func (d DeadLetters) Count(ctx context.Context, filter LetterFilter, client string, visible func(*Letter) bool) (LetterCounts, error) {
-	letters := d.letters
+	l := d.letters
 	if err := filter.validate(); err != nil {
 		return LetterCounts{}, err
 	}
 	if filter == (LetterFilter{Topic: filter.Topic}) {
-		sum, err := letters.book.counts(ctx, letters, client)
+		sum, err := l.book.counts(ctx, l, client)
 		if err != nil {
 			return LetterCounts{}, err
 		}
 		return sum.selected(filter.Topic, visible), nil
 	}
-	leave, err := letters.enterRedrives(ctx, client)
+	leave, err := l.enterRedrives(ctx, client)
 	if err != nil {
 		return LetterCounts{}, err
 	}
 	defer leave()
-	streams, err := letters.letterStreams(ctx, &filter)
+	streams, err := l.letterStreams(ctx, &filter)
 	if err != nil {
 		return LetterCounts{}, err
 	}
 	sum := newLetterSum()
 	for i := range streams {
-		err := letters.eachLetter(ctx, &streams[i], 1, &filter, func(l *Letter, _ *storedMsg) error {
+		err := l.eachLetter(ctx, &streams[i], 1, &filter, func(l *Letter, _ *storedMsg) error {
 			if filter.selects(l) && (visible == nil || visible(l)) {
 				sum.add(l)
 			}

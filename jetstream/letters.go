@@ -47,6 +47,17 @@ type letters struct {
 	puttingBack   chan struct{} // held by who puts events back now
 }
 
+func newLetters(r *reads, records *records, p *publishing, q *queues, k *backups) *letters {
+	l := r.limits
+	return &letters{
+		core: r.core, streams: r.streams, reads: r, records: records, publishing: p, queues: q, backups: k,
+		book:          newLetterBook(),
+		redrives:      quota.NewPlaces(l.Redrives, (l.Redrives+1)/2),
+		putBackShares: quota.New(float64(l.PutBackShare)/putBackAge.Seconds(), l.PutBackShare, l.Topics, nil),
+		puttingBack:   make(chan struct{}, 1),
+	}
+}
+
 // letterSubjects are the subjects of all dead letters.
 var letterSubjects = []string{plainSubject("dlq.>"), keyedPattern("dlq.>")}
 
@@ -444,7 +455,7 @@ type LetterPage struct {
 // Next of the page before, "" to begin. visible, if not nil, hides letters for which it returns
 // false. List looks at no more than 10,000 letters and 64 MiB, and a page has about 4 MiB at most.
 func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string, limit int, visible func(*Letter) bool) (LetterPage, error) {
-	letters := d.letters
+	l := d.letters
 	if err := filter.validate(); err != nil {
 		return LetterPage{}, err
 	}
@@ -458,7 +469,7 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 			return LetterPage{}, event.BadOptions("next is not the next of an earlier answer: begin without it")
 		}
 	}
-	streams, err := letters.letterStreams(ctx, &filter)
+	streams, err := l.letterStreams(ctx, &filter)
 	if err != nil {
 		return LetterPage{}, err
 	}
@@ -475,7 +486,7 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		case s.name == from.Stream:
 			return LetterPage{}, event.BadOptions("the dead letters were removed since next was given: begin without it")
 		}
-		err := letters.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
+		err := l.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
 			if len(page.Letters) == limit || scanned == letterScan || read > letterBytes || size > letterPage {
 				page.Next = streamCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
 				return errLettersEnded

@@ -64,7 +64,7 @@ func (s *Store) MoveTo(ctx context.Context, to *Store, opts RestoreOptions) erro
 
 // Streams returns how many streams of topics a Store has, and how many messages they hold.
 func (s *Store) Streams(ctx context.Context) (streams int, messages uint64, err error) {
-	inv, err := s.backups.streams.listStreams(ctx)
+	inv, err := listStreams(ctx, s.backups.core)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -354,7 +354,7 @@ func (n *nativeMaps) readSome(ctx context.Context, names []string) error {
 // readAll reads all streams. complete is false if some have no leader; of those, what was known
 // stays.
 func (n *nativeMaps) readAll(ctx context.Context) (complete bool, err error) {
-	inv, err := n.access.streams.takeInventory(ctx)
+	inv, err := takeInventory(ctx, n.access.core)
 	if err != nil {
 		return false, err
 	}
@@ -391,7 +391,7 @@ func (n *nativeMaps) readAll(ctx context.Context) (complete bool, err error) {
 
 // readStream returns what native clients find in a stream.
 func (n *nativeMaps) readStream(ctx context.Context, info *natsjs.StreamInfo) (*nativeStream, error) {
-	found := (&inventory{streams: n.access.streams}).recognise(info)
+	found := (&inventory{core: n.access.core}).recognise(info)
 	if found.rule == nil {
 		return &nativeStream{}, nil
 	}

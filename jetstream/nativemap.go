@@ -73,7 +73,7 @@ func newNativeMap(topics []nativeTopic, groups []nativeGroup, streams map[string
 // complete is false if nothing is known of some consumers, as their leaders did not answer.
 func (a *access) groupsNatively(ctx context.Context, t *nativeTopic) (groups []nativeGroup, complete bool, err error) {
 	complete = true
-	for page, err := range a.streams.consumerPages(ctx, t.stream, "", 0) {
+	for page, err := range consumerPages(ctx, a.core, t.stream, "", 0) {
 		if err != nil {
 			return nil, false, err
 		}

@@ -50,9 +50,9 @@ type renewal struct {
 // owners are the leases of hubs, and the entries of groups, as this hub knows them. A hub has one
 // lease for all groups that it owns. Its methods may be called concurrently.
 type owners struct {
-	*core
-	hub string // the name of this hub
-	kv  natsjs.KeyValue
+	core *core
+	hub  string // the name of this hub
+	kv   natsjs.KeyValue
 
 	renewing sync.Mutex
 
@@ -73,7 +73,7 @@ func openOwners(ctx context.Context, c *core, hub string) (*owners, error) {
 }
 
 // lease is how long a lease lasts.
-func (w *owners) lease() time.Duration { return w.cfg.OwnerLease }
+func (w *owners) lease() time.Duration { return w.core.cfg.OwnerLease }
 
 // pullTime is how long a pull of an owner waits at the server.
 func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
@@ -81,9 +81,9 @@ func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
 // begin follows the bucket from the start of this hub on: a hub that knows since when another one
 // is gone need not wait when the first member of a group comes.
 func (w *owners) begin() {
-	w.started = w.clock.now()
-	w.start(w.follow)
-	w.start(w.keep)
+	w.started = w.core.clock.now()
+	w.core.start(w.follow)
+	w.core.start(w.keep)
 }
 
 // add has a group told when its entry changes, or the lease of a hub ends.
@@ -109,26 +109,26 @@ const (
 
 // follow learns of leases and entries until the bus closes.
 func (w *owners) follow() {
-	for w.ctx.Err() == nil {
-		if err := w.watch(); err != nil && w.ctx.Err() == nil {
-			w.often.Log(w.ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
+	for w.core.ctx.Err() == nil {
+		if err := w.watch(); err != nil && w.core.ctx.Err() == nil {
+			w.core.often.Log(w.core.ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
 		}
 		select {
-		case <-w.ctx.Done():
+		case <-w.core.ctx.Done():
 		case <-time.After(250 * time.Millisecond):
 		}
 	}
 }
 
 func (w *owners) watch() error {
-	watch, err := w.kv.WatchAll(w.ctx)
+	watch, err := w.kv.WatchAll(w.core.ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = watch.Stop() }()
 	for {
 		select {
-		case <-w.ctx.Done():
+		case <-w.core.ctx.Done():
 			return nil
 		case e, open := <-watch.Updates():
 			if !open {
@@ -143,7 +143,7 @@ func (w *owners) watch() error {
 }
 
 func (w *owners) saw(key string, value []byte, revision uint64) {
-	now := w.clock.now()
+	now := w.core.clock.now()
 	w.mu.Lock()
 	o := w.groups[key]
 	if hub, ok := strings.CutPrefix(key, hubPrefix); ok {
@@ -178,7 +178,7 @@ func (w *owners) left(hub string, now int64) time.Duration {
 // look reads the lease of a hub whose renewals were not heard of. They may be late, or lost with
 // the watch.
 func (w *owners) look(ctx context.Context, hub string) error {
-	m, err := w.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
+	m, err := w.core.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
 	if errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
@@ -209,7 +209,7 @@ func (w *owners) keep() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-w.ctx.Done():
+		case <-w.core.ctx.Done():
 			return
 		case <-tick.C:
 		}
@@ -219,9 +219,9 @@ func (w *owners) keep() {
 		if owned == 0 {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(w.ctx, w.lease()*3/10)
-		if err := w.renew(ctx); err != nil && w.ctx.Err() == nil {
-			w.often.Log(w.ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
+		ctx, cancel := context.WithTimeout(w.core.ctx, w.lease()*3/10)
+		if err := w.renew(ctx); err != nil && w.core.ctx.Err() == nil {
+			w.core.often.Log(w.core.ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
 		}
 		cancel()
 	}
@@ -231,7 +231,7 @@ func (w *owners) keep() {
 func (w *owners) renew(ctx context.Context) error {
 	w.renewing.Lock()
 	defer w.renewing.Unlock()
-	sent := w.clock.now()
+	sent := w.core.clock.now()
 	if _, err := w.kv.Put(ctx, hubPrefix+w.hub, []byte("{}")); err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func (w *owners) renew(ctx context.Context) error {
 
 // read reads the entry of a group at the bucket's leader.
 func (w *owners) read(ctx context.Context, key string) (ownership, error) {
-	m, err := w.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
+	m, err := w.core.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
 	if errors.Is(err, event.ErrNotFound) {
 		return ownership{}, nil
 	}
@@ -264,7 +264,7 @@ func (w *owners) read(ctx context.Context, key string) (ownership, error) {
 // The hub has a valid lease then.
 func (w *owners) take(ctx context.Context, key string, was ownership) (ownership, error) {
 	w.mu.Lock()
-	due := w.renewed == 0 || w.clock.now() > w.renewed+int64(w.lease()*3/10)
+	due := w.renewed == 0 || w.core.clock.now() > w.renewed+int64(w.lease()*3/10)
 	w.mu.Unlock()
 	if due {
 		if err := w.renew(ctx); err != nil {

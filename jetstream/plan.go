@@ -80,7 +80,7 @@ const (
 // compacted topics, and nothing else.
 func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 	b := a.bus
-	inv, err := b.streams.takeInventory(ctx)
+	inv, err := takeInventory(ctx, b.core)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (a Admin) PlanTopics(ctx context.Context) ([]TopicChange, error) {
 // ApplyTopics at once.
 func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, error) {
 	b := a.bus
-	inv, err := b.streams.takeInventory(ctx)
+	inv, err := takeInventory(ctx, b.core)
 	if err != nil {
 		return nil, err
 	}
@@ -122,13 +122,13 @@ func (a Admin) ApplyTopics(ctx context.Context, deleting bool) ([]TopicChange, e
 // the topics through a bus. It returns an error for each that could not be created.
 func (a Admin) CreateBuiltinTopics(ctx context.Context) error {
 	b := a.bus
-	inv, err := b.streams.takeInventory(ctx)
+	inv, err := takeInventory(ctx, b.core)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, s := range inv.wanted(true) {
-		if s.info != nil || b.streams.configured(s.rule) {
+		if s.info != nil || configured(b.core, s.rule) {
 			continue
 		}
 		for _, c := range b.admin.apply(ctx, inv, s, inv.plan(s), false) {
@@ -239,8 +239,8 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 		}
 		return append(changes, c)
 	}
-	if inv.streams.configured(s.rule) {
-		changes = s.rule.compare(s.topic, &s.info.Config, &inv.streams.cfg)
+	if configured(inv.core, s.rule) {
+		changes = s.rule.compare(s.topic, &s.info.Config, &inv.core.cfg)
 		for i := range changes {
 			if c := &changes[i]; c.Field == fieldSubjects && c.Kind == ChangeSafe {
 				if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
@@ -258,7 +258,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 	case s.rule.Compaction && filled == nil:
 		c.Have, c.Want, c.Kind = "false", "true", ChangeCreate
 		changes = append(changes, c)
-	case s.rule.Compaction && n != 0 && filled.Config.Replicas != n && inv.streams.configured(s.rule):
+	case s.rule.Compaction && n != 0 && filled.Config.Replicas != n && configured(inv.core, s.rule):
 		c.Field, c.Have, c.Want, c.Kind = fieldBucketReplicas, countText(int64(filled.Config.Replicas)), countText(int64(n)), ChangeSafe
 		c.set = func(cfg *natsjs.StreamConfig) { cfg.Replicas = n }
 		changes = append(changes, c)

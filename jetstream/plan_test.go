@@ -203,7 +203,7 @@ func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, DuplicateWindow: time.Minute}}})
 	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 30 * time.Minute, AllowDirect: true, Duplicates: time.Second})
-	inv, err := b.streams.takeInventory(t.Context())
+	inv, err := takeInventory(t.Context(), b.core)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,11 +42,16 @@ const (
 	headerGroup = "Event-Group"
 )
 
-// queues has the queues of copies.
+// queues makes, counts and removes the queues in which groups find dead-lettered events that were
+// put back to them.
 type queues struct {
 	*core
 	streams *streams
 	records *records
+}
+
+func newQueues(c *core, s *streams, r *records) *queues {
+	return &queues{core: c, streams: s, records: r}
 }
 
 // originRef says where an event was stored that has a dead letter.
@@ -243,7 +248,7 @@ func (q *queues) groupQueue(ctx context.Context, t *topicInfo, group string) (st
 		if !errors.Is(err, errGroupMoved) {
 			return "", err // the outcome is unknown: the sweeper removes what is no group's
 		}
-		q.records.deleteConsumer(ctx, putBackStream, next.PutBack)
+		q.deleteConsumer(ctx, putBackStream, next.PutBack)
 	}
 	return "", &event.Error{Code: event.CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
@@ -323,18 +328,18 @@ func (q *queues) purgeQueue(ctx context.Context, queue string) error {
 // removeStored removes a message at the leader of its stream; one that is gone is no error. The
 // server marks it as removed on the disk, which a kill survives; to overwrite it as well, the
 // server would write the whole block anew for each.
-func (q *queues) removeStored(ctx context.Context, stream string, seq uint64) error {
+func (c *core) removeStored(ctx context.Context, stream string, seq uint64) error {
 	var got struct {
 		Error *apiError `json:"error"`
 	}
-	if err := q.askAPI(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &got); err != nil {
+	if err := c.askAPI(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &got); err != nil {
 		return err
 	}
 	if got.Error == nil {
 		return nil
 	}
 	// The server has no code of its own for what is gone: the next read tells.
-	if _, err := q.getMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, event.ErrNotFound) {
+	if _, err := c.getMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
 	return got.Error

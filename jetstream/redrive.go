@@ -163,7 +163,7 @@ func (d *letters) enterRedrives(ctx context.Context, client string) (leave func(
 }
 
 func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
-	letters := r.letters
+	d := r.letters
 	if err := r.filter.validate(); err != nil {
 		return Redriven{}, err
 	}
@@ -176,12 +176,12 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 			return Redriven{}, err
 		}
 	}
-	leave, err := letters.enterRedrives(ctx, r.opts.Client)
+	leave, err := d.enterRedrives(ctx, r.opts.Client)
 	if err != nil {
 		return Redriven{}, err
 	}
 	defer leave()
-	streams, err := letters.letterStreams(ctx, &r.filter)
+	streams, err := d.letterStreams(ctx, &r.filter)
 	if err != nil {
 		return Redriven{}, err
 	}
@@ -198,7 +198,7 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 		return r.result.copied(), nil
 	}
 	if r.filter.Topic != "" {
-		if _, _, err := letters.streams.freshExisting(ctx, r.filter.Topic); err != nil {
+		if _, _, err := d.streams.freshExisting(ctx, r.filter.Topic); err != nil {
 			if errors.Is(err, event.ErrNotFound) {
 				err = event.ErrNoTopic
 			}
@@ -250,24 +250,24 @@ var errChanged = &event.Error{Code: event.CodeBadOptions, Msg: "the stream was c
 
 // groupExists returns ErrNotFound when the one group of the filter does not exist.
 func (r *redrive) groupExists(ctx context.Context) error {
-	letters := r.letters
-	t, _, err := letters.streams.freshExisting(ctx, r.filter.Topic)
+	d := r.letters
+	t, _, err := d.streams.freshExisting(ctx, r.filter.Topic)
 	if err != nil {
 		return err
 	}
-	ptr, err := letters.records.generations.get(ctx, t, r.filter.Group)
+	ptr, err := d.records.generations.get(ctx, t, r.filter.Group)
 	if err != nil {
-		return letters.unavailable(err)
+		return d.unavailable(err)
 	}
-	if _, err = letters.records.groupConsumer(ctx, t, &ptr); err == nil {
+	if _, err = d.records.groupConsumer(ctx, t, &ptr); err == nil {
 		return nil
 	}
 	if !gone(err) {
-		return letters.unavailable(err)
+		return d.unavailable(err)
 	}
-	alive, err := letters.queues.waitsForServer(ctx, t, r.filter.Group, &ptr)
+	alive, err := d.queues.waitsForServer(ctx, t, r.filter.Group, &ptr)
 	if err != nil {
-		return letters.unavailable(err)
+		return d.unavailable(err)
 	}
 	if !alive {
 		return event.ErrNotFound
@@ -378,7 +378,7 @@ func (r *redrive) remove(ctx context.Context, l *Letter) error {
 	if err != nil || now == nil {
 		return err
 	}
-	return r.letters.queues.removeStored(ctx, l.Stream, l.Sequence)
+	return r.letters.removeStored(ctx, l.Stream, l.Sequence)
 }
 
 // prepare is the letter as it is to be put back: with the payload. The reason is for a letter that

@@ -58,13 +58,13 @@ func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
 //     (Nats-Expected-Last-Sequence), and if no copy of its letter is there, should a server that
 //     led the stream before have answered.
 func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter, err error) {
-	letters := r.letters
+	d := r.letters
 	if err := r.findQueues(ctx, batch); err != nil {
 		return nil, err
 	}
 	select {
-	case letters.puttingBack <- struct{}{}: // several of this hub would make each other repeat
-		defer func() { <-letters.puttingBack }()
+	case d.puttingBack <- struct{}{}: // several of this hub would make each other repeat
+		defer func() { <-d.puttingBack }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -77,10 +77,10 @@ func (r *redrive) putBack(ctx context.Context, batch []*Letter) (again []*Letter
 // look returns the copies that the letters of a batch need, and the last sequence of the stream of
 // copies from before it looked. With an error, the copies are those of the letters before.
 func (r *redrive) look(ctx context.Context, batch []*Letter) (out []*putting, last uint64, err error) {
-	letters := r.letters
-	stream, err := letters.queues.openPutBack(ctx)
+	d := r.letters
+	stream, err := d.queues.openPutBack(ctx)
 	if err != nil {
-		return nil, 0, letters.unavailable(err)
+		return nil, 0, d.unavailable(err)
 	}
 	last = stream.State.LastSeq
 	now, copied, errs := make([]*Letter, len(batch)), make([]bool, len(batch)), make([]error, len(batch))
@@ -144,8 +144,8 @@ type putting struct {
 
 // send publishes copies that expect to follow each other behind the given sequence.
 func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
-	letters := r.letters
-	l := letters.link()
+	d := r.letters
+	l := d.link()
 	type answer struct {
 		i   int
 		err error
@@ -162,7 +162,7 @@ func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 		last++
 		p.err = errNoReply
 		msg := &nats.Msg{Subject: queueSubject(p.queue) + p.listed.ref().token(), Header: h, Data: p.letter.event.Payload}
-		err := l.ask(msg, letters.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+		err := l.ask(msg, d.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
 			switch {
 			case err != nil:
 			case noResponders(reply):
@@ -191,7 +191,7 @@ func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 // ended takes the outcome of what was sent: it removes the letters of what is stored, and returns
 // the letters to be tried again.
 func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, err error) {
-	letters := r.letters
+	d := r.letters
 	errs := make([]error, len(out))
 	var wg sync.WaitGroup
 	for _, p := range out {
@@ -208,8 +208,8 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 				return
 			}
 			// If this fails, the hub that delivers the event does it.
-			if err := letters.queues.removeStored(ctx, p.listed.Stream, p.listed.Sequence); err != nil && ctx.Err() == nil {
-				letters.often.Log(ctx, slog.LevelWarn, "failed to remove a dead letter that was put back; the next delivery removes it", p.listed.Stream,
+			if err := d.removeStored(ctx, p.listed.Stream, p.listed.Sequence); err != nil && ctx.Err() == nil {
+				d.often.Log(ctx, slog.LevelWarn, "failed to remove a dead letter that was put back; the next delivery removes it", p.listed.Stream,
 					slog.String("stream", p.listed.Stream), slog.Uint64("sequence", p.listed.Sequence), slog.Any("error", err))
 			}
 		})
@@ -222,7 +222,7 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 		case ctx.Err() != nil:
 			errs[i] = ctx.Err()
 		case full(p.err):
-			letters.obs.LimitReached("put_back_bytes")
+			d.obs.LimitReached("put_back_bytes")
 			errs[i] = &event.Error{Code: event.CodeOverloaded, Msg: "the event store has no room for more events that were put back: the letters that are left stay; redrive them when members have settled what waits"}
 		case tooLarge(p.err):
 			r.result.skip("the event does not fit into a message of the event store")
@@ -251,7 +251,7 @@ func tooLarge(err error) bool {
 // findQueues finds the queues of the groups of a batch, anew for each batch: a group may have been
 // deleted since. It returns an error for a group that has no room.
 func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
-	letters := r.letters
+	d := r.letters
 	clear(r.queues)
 	for _, l := range batch {
 		pair := [2]string{l.Topic, l.Group}
@@ -268,15 +268,15 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 			r.queues[pair] = queueOf{err: fmt.Errorf("topic %s has no group %q any more", l.Topic, l.Group)}
 			continue
 		case err != nil:
-			return letters.unavailable(err)
+			return d.unavailable(err)
 		}
-		waiting, leased, err := letters.queues.putBackCount(ctx, name)
+		waiting, leased, err := d.queues.putBackCount(ctx, name)
 		if err != nil {
-			return letters.unavailable(err)
+			return d.unavailable(err)
 		}
-		if waiting+leased+uint64(len(batch)) > uint64(letters.limits.PutBack) { //nolint:gosec // it is positive
-			letters.obs.LimitReached("put_back")
-			return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, letters.limits.PutBack)}
+		if waiting+leased+uint64(len(batch)) > uint64(d.limits.PutBack) { //nolint:gosec // it is positive
+			d.obs.LimitReached("put_back")
+			return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("group %q of topic %s has %d events that were put back and are not settled, and at most %d may be: the letters that are left stay; redrive them when its members have settled some", l.Group, l.Topic, waiting+leased, d.limits.PutBack)}
 		}
 		r.queues[pair] = queueOf{name: name}
 	}

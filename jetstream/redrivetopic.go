@@ -10,7 +10,7 @@ import (
 
 // toTopics publishes the events of a batch on their topics.
 func (r *redrive) toTopics(ctx context.Context, batch []*Letter) error {
-	letters := r.letters
+	d := r.letters
 	known, err := r.published(ctx, batch)
 	if err != nil {
 		return err
@@ -42,8 +42,8 @@ func (r *redrive) toTopics(ctx context.Context, batch []*Letter) error {
 				continue
 			}
 		}
-		if err := letters.queues.removeStored(ctx, l.Stream, l.Sequence); err != nil {
-			return letters.unavailable(err)
+		if err := d.removeStored(ctx, l.Stream, l.Sequence); err != nil {
+			return d.unavailable(err)
 		}
 		r.result.Done++
 	}

@@ -27,14 +27,14 @@ func (n NATS) PlanReplicas(ctx context.Context, want int) ([]ReplicaChange, erro
 	if want < 1 || want > 5 {
 		return nil, event.BadOptions("replicas %d: 1 to 5 are allowed", want)
 	}
-	inv, err := b.streams.takeInventory(ctx)
+	inv, err := takeInventory(ctx, b.core)
 	if err != nil {
 		return nil, err
 	}
 	var all []ReplicaChange
 	for _, name := range inv.names() {
 		info := inv.byName[name]
-		if info.Config.Replicas == want || !ofHub(name, info) && !b.admin.ofProgram(info) {
+		if info.Config.Replicas == want || !ofHub(name, info) && !ofProgram(info) {
 			continue
 		}
 		if known := inv.recognise(info); known.rule != nil && known.rule.Replicas != 0 {
@@ -49,7 +49,7 @@ func (n NATS) PlanReplicas(ctx context.Context, want int) ([]ReplicaChange, erro
 const collectionNote = "eventhub: state of the hub's own"
 
 // ofProgram reports whether a stream is a bucket of Collections.
-func (a *admin) ofProgram(info *natsjs.StreamInfo) bool {
+func ofProgram(info *natsjs.StreamInfo) bool {
 	return info.Config.Description == collectionNote
 }
 

@@ -26,13 +26,13 @@ var ErrRevocationsFull = fmt.Errorf("jetstream: the list of revoked tokens is fu
 // Revocations is the list of revoked tokens that all hubs of a NATS share, in the KV bucket
 // eventhub_revoked. The bus does not look into the entries. A Revocations is a small value that
 // costs nothing to create. Its methods may be called concurrently.
-type Revocations struct{ access *access }
+type Revocations struct{ core *core }
 
 // Revocations gives access to the list of revoked tokens.
-func (a Admin) Revocations() Revocations { return Revocations{a.bus.access} }
+func (a Admin) Revocations() Revocations { return Revocations{a.bus.core} }
 
 func (r Revocations) bucket() sharedBucket {
-	return sharedBucket{core: r.access.core, name: revokedBucket, description: "revoked tokens", max: MaxRevocations}
+	return sharedBucket{core: r.core, name: revokedBucket, description: "revoked tokens", max: MaxRevocations}
 }
 
 // Put stores an entry under a key of 1..200 letters, digits, -, _ and dots, or replaces the entry
@@ -44,12 +44,12 @@ func (r Revocations) Put(ctx context.Context, key string, value []byte, life tim
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	msg := &nats.Msg{Subject: r.bucket().subject(key), Data: value}
-	_, err := r.access.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().stream()), natsjs.WithMsgTTL(max(life, time.Second).Round(time.Second)))
+	_, err := r.core.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().stream()), natsjs.WithMsgTTL(max(life, time.Second).Round(time.Second)))
 	if api, ok := errors.AsType[*natsjs.APIError](err); ok && strings.Contains(api.Description, "maximum messages exceeded") {
 		return ErrRevocationsFull
 	}
 	if err != nil {
-		return r.access.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", revokedBucket, err))
+		return r.core.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", revokedBucket, err))
 	}
 	return nil
 }

@@ -49,9 +49,9 @@ func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr genera
 	to := groupStart{seq: min(info.AckFloor.Stream, end) + 1, ttl: info.Config.InactiveThreshold, maker: info.Config.Metadata[metaMaker], slots: slotsOf(info)}
 	moved, rev, err := b.moveGroup(ctx, t, name, ptr, to)
 	if err != nil {
-		return nil, b.records.unavailableUnless(err, errGroupMoved)
+		return nil, b.unavailableUnless(err, errGroupMoved)
 	}
-	b.records.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+	b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
 	b.log.ErrorContext(ctx, "events were lost: the stream ends before the position of a group; moved the group back",
 		slog.String("topic", t.name), slog.String("group", name), slog.Uint64("position", position), slog.Uint64("end", end))
 	g := b.newGroup(t, name, moved, rev, ptr.past())

@@ -151,13 +151,13 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 	if s := k.stream.Load(); s != nil {
 		return s, nil
 	}
-	publishing := k.publishing
-	if k.none != 0 && publishing.clock.now()-k.none < int64(time.Minute) {
+	p := k.publishing
+	if k.none != 0 && p.clock.now()-k.none < int64(time.Minute) {
 		return nil, errNoSchedules
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	info, err := publishing.findStream(ctx, delayedStream)
+	info, err := p.findStream(ctx, delayedStream)
 	made := false
 	if errors.Is(err, event.ErrNotFound) && create {
 		info, made, err = k.create(ctx)
@@ -166,18 +166,18 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, publishing.unavailable(err)
+		return nil, p.unavailable(err)
 	}
 	if !info.Config.AllowMsgSchedules {
 		if made { // by a server that ignores the setting
-			if err := publishing.js.DeleteStream(ctx, delayedStream); err != nil {
-				publishing.log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", delayedStream), slog.Any("error", err))
+			if err := p.js.DeleteStream(ctx, delayedStream); err != nil {
+				p.log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", delayedStream), slog.Any("error", err))
 			}
 		}
-		k.none = publishing.clock.now()
+		k.none = p.clock.now()
 		return nil, errNoSchedules
 	}
-	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, publishing.limits.PublishInFlight), ready: make([]atomic.Bool, len(publishing.links)), headroom: publishing.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
+	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, p.limits.PublishInFlight), ready: make([]atomic.Bool, len(p.links)), headroom: p.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:
@@ -187,13 +187,13 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 }
 
 func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made bool, err error) {
-	publishing := k.publishing
-	if err := publishing.streams.awaitGone(ctx, delayedStream); err != nil {
+	p := k.publishing
+	if err := p.streams.awaitGone(ctx, delayedStream); err != nil {
 		return nil, false, err
 	}
-	s, err := publishing.js.CreateStream(ctx, scheduleConfig(&publishing.cfg))
+	s, err := p.js.CreateStream(ctx, scheduleConfig(&p.cfg))
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-		info, err = publishing.findStream(ctx, delayedStream)
+		info, err = p.findStream(ctx, delayedStream)
 		return info, false, err
 	}
 	if err != nil {
@@ -205,10 +205,10 @@ func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made b
 // forget drops what is known of a stream that is gone, so that the next use looks again.
 func (k *schedules) forget(s *stream) {
 	if k.stream.CompareAndSwap(s, nil) {
-		publishing := k.publishing
-		publishing.streams.topics.mu.Lock()
-		publishing.streams.topics.missing(s.name, publishing.clock.now())
-		publishing.streams.topics.mu.Unlock()
+		p := k.publishing
+		p.streams.topics.mu.Lock()
+		p.streams.topics.missing(s.name, p.clock.now())
+		p.streams.topics.mu.Unlock()
 	}
 }
 
@@ -275,7 +275,7 @@ func clientToken(client string) string {
 // reserve counts an event that client is about to delay, or returns the refusal. release is to be
 // called when the stream has answered.
 func (k *schedules) reserve(ctx context.Context, client string) (release func(), err error) {
-	publishing := k.publishing
+	p := k.publishing
 	places := func(name string) *delayPlaces {
 		fresh := &delayPlaces{lock: make(chan struct{}, 1)}
 		if old, met, _ := k.places.PeekOrAdd(name, fresh); met {
@@ -285,22 +285,22 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 		return fresh
 	}
 	all := places("")
-	full, err := k.take(ctx, all, ">", publishing.limits.Delayed)
+	full, err := k.take(ctx, all, ">", p.limits.Delayed)
 	if err != nil {
 		return nil, err
 	}
 	if full {
-		publishing.obs.LimitReached("delayed")
-		return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", publishing.limits.Delayed)}
+		p.obs.LimitReached("delayed")
+		return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", p.limits.Delayed)}
 	}
 	if client == "" || client[0] == ownClient[0] {
 		return func() { all.sending.Add(-1) }, nil
 	}
 	own := places(client)
-	full, err = k.take(ctx, own, clientToken(client)+".>", publishing.limits.DelayedPerClient)
+	full, err = k.take(ctx, own, clientToken(client)+".>", p.limits.DelayedPerClient)
 	if err == nil && full {
-		publishing.obs.LimitReached("delayed_per_client")
-		err = &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", publishing.limits.DelayedPerClient)}
+		p.obs.LimitReached("delayed_per_client")
+		err = &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", p.limits.DelayedPerClient)}
 	}
 	if err != nil {
 		all.sending.Add(-1)
@@ -400,8 +400,8 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 // event as due. A due event counts as cancelled if a cancellation lies before it in the stream;
 // hubs look for cancellations after they have received an event, and note which they have met.
 func (k *schedules) cancel(ctx context.Context, name string) error {
-	publishing := k.publishing
-	waits, err := publishing.lastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
+	p := k.publishing
+	waits, err := p.lastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
 	if err != nil {
 		return err
 	}
@@ -415,7 +415,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	due, err := publishing.lastBySubject(ctx, delayedStream, duePrefix+"*."+name)
+	due, err := p.lastBySubject(ctx, delayedStream, duePrefix+"*."+name)
 	switch {
 	case err == nil && due.header.Get(headerScheduleID) == schedule:
 		if due.seq < at {
@@ -428,7 +428,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 		return nil
 	}
 	// a hub has had it
-	met, err := publishing.lastBySubject(ctx, delayedStream, mark)
+	met, err := p.lastBySubject(ctx, delayedStream, mark)
 	if err != nil {
 		return err
 	}
@@ -454,16 +454,16 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 // remove removes a message and reports whether it was there. It asks once: asked twice, the server
 // would say that what it removed the first time was not there.
 func (k *schedules) remove(ctx context.Context, seq uint64) (bool, error) {
-	publishing := k.publishing
+	p := k.publishing
 	query := []byte(`{"no_erase":true,"seq":` + strconv.FormatUint(seq, 10) + `}`)
-	reply, err := publishing.link().request(ctx, publishing.api+"STREAM.MSG.DELETE."+delayedStream, query)
+	reply, err := p.link().request(ctx, p.api+"STREAM.MSG.DELETE."+delayedStream, query)
 	if err != nil {
 		return false, fmt.Errorf("jetstream: remove a schedule: %w", err)
 	}
 	removed, err := parseRemoved(reply)
 	if _, refused := errors.AsType[*apiError](err); refused {
 		// The server has several errors for a message that is not there.
-		_, absent := publishing.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
+		_, absent := p.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
 		if errors.Is(absent, event.ErrNotFound) {
 			return false, nil
 		}

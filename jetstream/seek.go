@@ -148,7 +148,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 			err = errGroupMoved
 		}
 		if err != nil {
-			err = b.records.unavailableUnless(err, errGroupMoved)
+			err = b.unavailableUnless(err, errGroupMoved)
 		}
 	} else {
 		taken.to, err = b.aimOf(ctx, t, group, to, state, info)
@@ -157,7 +157,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		return moved, nil, err
 	}
 	if how.counts {
-		if moved, err = b.records.effect(taken.ctx, t, taken.info, taken.to); err != nil { //nolint:contextcheck // made of ctx
+		if moved, err = b.reads.effect(taken.ctx, t, taken.info, taken.to); err != nil { //nolint:contextcheck // made of ctx
 			taken.end(false)
 			return moved, nil, err
 		}
@@ -171,7 +171,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	taken.end(err == nil)
 	if err != nil {
 		certain = made == nil || errors.Is(err, errGroupMoved)
-		return moved, nil, b.records.unavailableUnless(err, errGroupMoved)
+		return moved, nil, b.unavailableUnless(err, errGroupMoved)
 	}
 	b.log.InfoContext(ctx, "group moved", slog.String("topic", topic), slog.String("group", group), slog.Uint64("start", at.seq))
 	return moved, info, nil
@@ -224,7 +224,7 @@ func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position
 		if info == nil {
 			return aim{}, event.ErrNotFound
 		}
-		seq, err := b.records.stepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
+		seq, err := b.reads.stepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
 		return aim{start: seq}, err
 	case atBookmark:
 		return b.records.aimAtBookmark(ctx, t, group, to.id, state)
@@ -246,7 +246,7 @@ func floorOf(info *natsjs.ConsumerInfo) uint64 {
 
 // stepBack returns the sequence of the event that is n events before the first one behind floor, or
 // of the first event if there are fewer.
-func (r *records) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state natsjs.StreamState) (uint64, error) {
+func (r *reads) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state natsjs.StreamState) (uint64, error) {
 	first := max(state.FirstSeq, 1)
 	if floor < first {
 		return floor + 1, nil
@@ -296,7 +296,7 @@ func (r *records) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, s
 
 // countFrom counts the events of a topic from a sequence on. The server counts them when it makes a
 // consumer; nobody reads them.
-func (r *records) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
+func (r *reads) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
 	c, err := r.js.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
 		Name: rand.Text(), AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
 		OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
@@ -311,7 +311,7 @@ func (r *records) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint
 
 // between counts the events of a topic in from..to. sure is false when the topic changed meanwhile
 // again and again.
-func (r *records) between(ctx context.Context, t *topicInfo, from, to uint64) (n uint64, sure bool, err error) {
+func (r *reads) between(ctx context.Context, t *topicInfo, from, to uint64) (n uint64, sure bool, err error) {
 	if from > to {
 		return 0, true, nil
 	}
@@ -337,7 +337,7 @@ func (r *records) between(ctx context.Context, t *topicInfo, from, to uint64) (n
 }
 
 // effect computes what a move does to a group as its consumer is: nil for a group that is new.
-func (r *records) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
+func (r *reads) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
 	if info == nil {
 		return Moved{}, nil
 	}

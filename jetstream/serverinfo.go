@@ -141,7 +141,7 @@ type StreamStorage struct {
 // Streams lists what the streams of topics and families store, in order of their names. Streams
 // without a leader are left out.
 func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
-	inv, err := n.bus.streams.listStreams(ctx)
+	inv, err := listStreams(ctx, n.bus.core)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
 // Gone returns those of topics that do not exist. A topic of a family exists as long as the stream
 // of the family, and a topic of dead letters no longer than its topic.
 func (n NATS) Gone(ctx context.Context, topics []string) ([]string, error) {
-	streams, err := n.bus.streams.streamNames(ctx)
+	streams, err := streamNames(ctx, n.bus.core)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func OpenStore(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{backups: newBackups(c, newStreams(c))}
+	s := &Store{backups: newBackups(c)}
 	if err := c.openStore(ctx); err != nil {
 		_ = s.Close() //nolint:contextcheck // what is half open is closed whatever ctx says; its error would hide the cause
 		return nil, err
@@ -88,7 +88,7 @@ func (s *Store) CheckEmpty(ctx context.Context) error { return s.checkFree(ctx, 
 // names. A restore would refuse such a name, or remove the stream when it begins again.
 func (s *Store) checkFree(ctx context.Context, names []string) error {
 	k := s.backups
-	inv, err := k.streams.listStreams(ctx)
+	inv, err := listStreams(ctx, k.core)
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,8 @@ func ofHub(name string, info *natsjs.StreamInfo) bool {
 	return ruled || filled || name == restoreMark || name == putBackStream || strings.HasPrefix(name, "eventhub_") || strings.HasPrefix(name, "KV_eventhub_")
 }
 
-// errRestoring keeps a hub from starting beside half of its streams.
+// checkRestored returns an error while a restore has not ended: no hub starts beside half of its
+// streams.
 func (k *backups) checkRestored(ctx context.Context) error {
 	_, err := k.findStream(ctx, restoreMark)
 	switch {

@@ -102,34 +102,34 @@ func (c *core) unavailableOrNil(err error) error {
 }
 
 func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState) (*TopicInfo, error) {
-	admin := t.admin
-	stream, err := admin.findStream(ctx, at.stream.name)
+	a := t.admin
+	stream, err := a.findStream(ctx, at.stream.name)
 	if err != nil {
 		return nil, err
 	}
-	rule, cfg := admin.rule(t.name), &stream.Config
+	rule, cfg := a.rule(t.name), &stream.Config
 	info := &TopicInfo{
 		Topic: t.name, Stream: at.stream.name, Family: at.stream.family, Events: state.Msgs, Bytes: state.Bytes,
 		MaxAge: cfg.MaxAge, MaxBytes: max(cfg.MaxBytes, 0), MaxMsgs: max(cfg.MaxMsgs, 0), Rule: rule.Pattern, OnFull: OnFullDrop,
-		Compacted: rule.Compaction, Replicas: cfg.Replicas, Needed: admin.needed(t.name),
+		Compacted: rule.Compaction, Replicas: cfg.Replicas, Needed: a.needed(t.name),
 	}
-	if k := admin.streams.newKeeping(rule, cfg); k != nil {
+	if k := a.streams.newKeeping(rule, cfg); k != nil {
 		info.OnFull, info.MaxAge, info.GroupAge = OnFullReject, k.age, k.groupAge
 	}
 	if at.stream.family {
-		if info.Events, err = admin.count(ctx, at, state); err != nil {
+		if info.Events, err = a.count(ctx, at, state); err != nil {
 			return nil, err
 		}
 	}
-	groups, err := admin.topicGroups(ctx, at)
+	groups, err := a.topicGroups(ctx, at)
 	if err != nil && !errors.Is(err, errMissing) {
 		return nil, err
 	}
 	info.Groups = len(groups)
-	if info.First, info.Last, err = admin.ends(ctx, at); err != nil {
+	if info.First, info.Last, err = a.ends(ctx, at); err != nil {
 		return nil, err
 	}
-	info.Lost, err = admin.lossesOf(ctx, at, groups)
+	info.Lost, err = a.lossesOf(ctx, at, groups)
 	return info, err
 }
 
@@ -273,20 +273,20 @@ type Purged struct {
 // Purge removes events, whether groups have read them or not. They do not count as lost. Groups go
 // on behind them. The bucket of a compacted topic keeps the newest event of each key.
 func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
-	admin := t.admin
+	a := t.admin
 	if n := btoi(opts.All) + btoi(!opts.Before.IsZero()) + btoi(opts.Through != ""); n != 1 {
 		return Purged{}, event.BadOptions("a purge removes all events, those before a time, or those up to an id: give one of the three")
 	}
-	at, state, err := admin.streams.freshExisting(ctx, t.name)
+	at, state, err := a.streams.freshExisting(ctx, t.name)
 	if err != nil {
 		return Purged{}, err
 	}
-	if why := admin.needed(t.name); why != "" && !opts.Needed && !opts.DryRun {
+	if why := a.needed(t.name); why != "" && !opts.Needed && !opts.DryRun {
 		return Purged{}, needs(t.name, why)
 	}
 	before, err := t.purgeEnd(ctx, at, state, &opts)
 	if err != nil {
-		return Purged{}, admin.unavailable(err)
+		return Purged{}, a.unavailable(err)
 	}
 	if opts.Bound != "" {
 		bound, ok := parseStreamCursor(opts.Bound)
@@ -298,14 +298,14 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 		}
 		before = min(before, bound.Next)
 	}
-	all, err := admin.count(ctx, at, state)
+	all, err := a.count(ctx, at, state)
 	if err != nil {
-		return Purged{}, admin.unavailable(err)
+		return Purged{}, a.unavailable(err)
 	}
 	if opts.DryRun {
-		left, err := admin.records.countFrom(ctx, at, before)
+		left, err := a.reads.countFrom(ctx, at, before)
 		if err != nil {
-			return Purged{}, admin.unavailable(err)
+			return Purged{}, a.unavailable(err)
 		}
 		bound := streamCursor{Stream: at.stream.name, Created: at.stream.created.UnixNano(), Next: before}
 		return Purged{Removed: all - min(all, left), Left: left, Bound: bound.String()}, nil
@@ -313,11 +313,11 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	if before <= state.FirstSeq {
 		return Purged{Left: all}, nil
 	}
-	removed, err := admin.purgeTopic(ctx, at, before)
+	removed, err := a.purgeTopic(ctx, at, before)
 	if err != nil {
-		return Purged{}, admin.unavailable(err)
+		return Purged{}, a.unavailable(err)
 	}
-	admin.log.InfoContext(ctx, "topic purged", slog.String("topic", t.name), slog.Uint64("events", removed), slog.Uint64("before", before))
+	a.log.InfoContext(ctx, "topic purged", slog.String("topic", t.name), slog.Uint64("events", removed), slog.Uint64("before", before))
 	return Purged{Removed: removed, Left: all - min(all, removed)}, nil
 }
 
@@ -399,19 +399,19 @@ type DeleteOptions struct {
 // letters stay on their topic. After an error, the topic may have been deleted; repeat the call to
 // be sure.
 func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
-	admin := t.admin
-	at, _, err := admin.streams.freshExisting(ctx, t.name)
+	a := t.admin
+	at, _, err := a.streams.freshExisting(ctx, t.name)
 	if errors.Is(err, event.ErrNotFound) { // a deletion that was cut off may be repeated
-		finished, err := admin.finishDeletion(ctx, admin.rule(t.name).streamName(t.name))
+		finished, err := a.finishDeletion(ctx, a.rule(t.name).streamName(t.name))
 		if err == nil && !finished {
 			err = event.ErrNotFound
 		}
-		return admin.unavailableOrNil(err)
+		return a.unavailableOrNil(err)
 	}
 	if err != nil {
 		return err
 	}
-	if why := admin.needed(t.name); why != "" && !opts.Needed {
+	if why := a.needed(t.name); why != "" && !opts.Needed {
 		return needs(t.name, why)
 	}
 	if at.stream.family {
@@ -420,9 +420,9 @@ func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 		err = t.deleteStream(ctx, at)
 	}
 	if err != nil {
-		return admin.unavailable(err)
+		return a.unavailable(err)
 	}
-	admin.log.InfoContext(ctx, "topic deleted", slog.String("topic", t.name), slog.String("stream", at.stream.name))
+	a.log.InfoContext(ctx, "topic deleted", slog.String("topic", t.name), slog.String("stream", at.stream.name))
 	return nil
 }
 
@@ -509,7 +509,8 @@ func (a *admin) takeBack(ctx context.Context, stream string, revision uint64) er
 	return a.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
 }
 
-// endDeletion finishes a deletion whose hub died, or takes its mark back.
+// endDeletion finishes a deletion whose hub died. If the stream is still there, endDeletion takes
+// the mark back, provided that the mark has this revision.
 func (a *admin) endDeletion(ctx context.Context, stream string, revision uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()

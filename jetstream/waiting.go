@@ -37,7 +37,7 @@ type DelayedPage struct {
 // them. The topic need not exist. It returns a bad_options *Error for a limit or a next that is
 // none.
 func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage, error) {
-	admin := t.admin
+	a := t.admin
 	if err := ValidTopic(t.name); err != nil {
 		return DelayedPage{}, err
 	}
@@ -52,7 +52,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 		}
 		from = n
 	}
-	if _, err := admin.publishing.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
+	if _, err := a.publishing.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
 		return DelayedPage{}, nil
 	} else if err != nil {
 		return DelayedPage{}, err
@@ -60,7 +60,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 	var page DelayedPage
 	left := uint64(0)
 	query := &directQuery{Seq: from, Batch: limit, NextBySubj: waitPrefix + "*." + objectName(t.name) + ".*"}
-	_, err := admin.direct(ctx, delayedStream, query, func(m *storedMsg, pending uint64) error {
+	_, err := a.direct(ctx, delayedStream, query, func(m *storedMsg, pending uint64) error {
 		left, from = pending, m.seq+1
 		subject := m.header.Get(headerTarget)
 		at, err := time.Parse("@at "+time.RFC3339Nano, m.header.Get(headerSchedule))
@@ -72,7 +72,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 		return nil
 	})
 	if err != nil {
-		return DelayedPage{}, admin.unavailable(err)
+		return DelayedPage{}, a.unavailable(err)
 	}
 	if left > 0 {
 		page.Next = strconv.FormatUint(from, 10)

@@ -102,8 +102,8 @@ const (
 	Dropped                     // the hub lost its right to it (cut off, stopped, seek)
 )
 
-// NopObserver is an Observer, a TopicObserver and a GroupObserver that ignores everything. Observers
-// embed it that want some of the calls.
+// NopObserver is an Observer, a TopicObserver and a GroupObserver that ignores everything. An
+// observer that needs some of the calls embeds it.
 type NopObserver = nopObserver
 
 type nopObserver struct{}
