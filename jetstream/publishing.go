@@ -15,7 +15,7 @@ type publishing struct {
 	schemas *schemas
 
 	publisher *Publisher    // of the bus itself; nil until begin
-	clients   atomic.Uint64 // that nobody named
+	clients   atomic.Uint64 // numbers the clients without a name
 	schedules *schedules
 
 	newKeys   *quota.Set // keys of compacted topics, by the client that made them
@@ -42,5 +42,5 @@ func newPublishing(c *core, s *streams, r *reads, m *schemas) *publishing {
 	return p
 }
 
-// begin takes a connection for what the bus itself publishes. The links are there.
+// begin takes one of the connections, which are there, for what the bus itself publishes.
 func (p *publishing) begin() { p.publisher = p.newPublisher("") }

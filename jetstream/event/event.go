@@ -1,6 +1,6 @@
 // Package event has the words that all parts of the bus share: what was stored, how requests fail,
-// and what observers and tracers are called with. Package jetstream has the same names, so a
-// program that uses the bus need not import package event.
+// and what observers and tracers are called with. Package jetstream repeats these names, except
+// BadOptions and NopObserver, so a program that uses the bus seldom imports package event.
 //
 // The main names are Event, Error with its Code constants, Observer and Tracer.
 package event
