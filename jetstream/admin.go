@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -19,19 +18,7 @@ func (b *Bus) Admin() Admin { return Admin{b} }
 // Snapshots returns the rules that are in force and request snapshots, the built-in rules included.
 // Each is for one topic, and its Every is filled in.
 func (a Admin) Snapshots() []TopicRule {
-	b := a.bus
-	var found []TopicRule
-	for i := range b.rules {
-		r := b.rules[i]
-		if r.Snapshot == nil || b.rule(r.Pattern) != &b.rules[i] {
-			continue
-		}
-		snapshot := *r.Snapshot
-		snapshot.Every = cmp.Or(snapshot.Every, defaultSnapshotEvery)
-		r.Snapshot = &snapshot
-		found = append(found, r)
-	}
-	return found
+	return a.bus.rules.snapshots()
 }
 
 // admin has what operators look at and change: topics, rules, buckets, replicas, and the figures of

@@ -50,7 +50,7 @@ func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 			if ValidTopic(topic) != nil {
 				continue
 			}
-			rule := b.rule(topic)
+			rule := b.rules.of(topic)
 			if !rule.Compaction || rule.streamName(topic) != info.Config.Name {
 				continue
 			}

@@ -45,7 +45,7 @@ func (p *publishing) cloudSource(topic string, t *topicInfo) string {
 	if t != nil {
 		return t.source
 	}
-	if rule := p.rule(topic).CloudEvents; rule.Headers {
+	if rule := p.rules.of(topic).CloudEvents; rule.Headers {
 		return rule.Source
 	}
 	return ""

@@ -140,7 +140,7 @@ func (c *Collection) MaxValue() int {
 	for _, l := range c.reads.links {
 		least = min(least, l.nc.MaxPayload())
 	}
-	return int(least) - payloadMargin
+	return int(least) - event.PayloadMargin
 }
 
 // Put replaces the entry of revision old (0: the key has none) and returns the new revision. key

@@ -15,8 +15,6 @@ import (
 
 // Sizes that the bus is built around.
 const (
-	// what headers, and the wrapping of a dead letter, may add to a payload
-	payloadMargin     = 64 << 10
 	wrapperMargin     = 16 << 10 // what PublishOptions.Wrapper may add
 	defaultMaxPayload = 1 << 20
 	maxDelay          = 365 * 24 * time.Hour
@@ -471,16 +469,4 @@ func (c *Config) validate() error {
 		check(c.Server == nil || r.Replicas <= 1, "topic rule %q: replicas %d: more than 1 needs a cluster, and the embedded server is a single server", r.Pattern, r.Replicas)
 	}
 	return errors.Join(errs...)
-}
-
-// allRules are the configured rules and then the built-in ones; but a configured ** comes after
-// those of the built-in ones that are about certain topics, so that a default for all others does
-// not take dead letters from their stream.
-func (c *Config) allRules() []TopicRule {
-	rest := slices.IndexFunc(c.Topics, func(r TopicRule) bool { return r.Pattern == "**" })
-	if rest < 0 {
-		return slices.Concat(c.Topics, builtinRules)
-	}
-	last := len(builtinRules) - 1 // it is ** too
-	return slices.Concat(c.Topics[:rest], builtinRules[:last], c.Topics[rest:], builtinRules[last:])
 }

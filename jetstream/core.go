@@ -19,7 +19,7 @@ type core struct {
 
 	cfg    Config
 	limits Limits
-	rules  []TopicRule
+	rules  topicRules
 	log    *slog.Logger
 	often  *pacedlog.Log // lines that clients or an outage can repeat
 	obs    event.Observer
@@ -53,7 +53,7 @@ func openCore(ctx context.Context, cfg Config) (*core, error) {
 // not that of the bus.
 func newCore(ctx context.Context, cfg Config) *core {
 	c := &core{
-		cfg: cfg, limits: cfg.Limits, rules: cfg.allRules(), log: cfg.Logger, often: pacedlog.New(cfg.Logger), obs: cfg.Observer, tracer: cfg.Tracer,
+		cfg: cfg, limits: cfg.Limits, rules: withBuiltin(cfg.Topics), log: cfg.Logger, often: pacedlog.New(cfg.Logger), obs: cfg.Observer, tracer: cfg.Tracer,
 		clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)),
 	}
 	ignore := func(*link) {}

@@ -219,7 +219,7 @@ func (r *dueReader) settle(reply string, how []byte) { _ = r.link.nc.Publish(rep
 // pull asks for events and stores them until the request has ended.
 func (r *dueReader) pull(ctx context.Context) error {
 	p := r.publishing
-	most := max(dueBytes, int(r.link.nc.MaxPayload())+payloadMargin) // an event always fits
+	most := max(dueBytes, int(r.link.nc.MaxPayload())+event.PayloadMargin) // an event always fits
 	req, err := json.Marshal(map[string]any{"batch": dueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
 	if err != nil {
 		return err

@@ -198,7 +198,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 		in := stored[topic]
 		for id, seq := range in {
 			if rnd.IntN(10) == 0 {
-				s, err := b.js.Stream(t.Context(), b.rule(topic).streamName(topic))
+				s, err := b.js.Stream(t.Context(), b.rules.of(topic).streamName(topic))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -112,7 +112,7 @@ func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
 	for _, s := range info.Config.Subjects {
 		topic := subjectTopic(s)
 		if topic != "" && ValidTopic(topic) == nil && objectName(topic) == info.Config.Name {
-			return topicStream{topic: topic, rule: inv.core.rule(topic), info: info}
+			return topicStream{topic: topic, rule: inv.core.rules.of(topic), info: info}
 		}
 	}
 	return topicStream{}
@@ -140,7 +140,7 @@ func (inv *inventory) wanted(builtin bool) []topicStream {
 			s.topic = r.Pattern
 		}
 		first := slices.IndexFunc(inv.core.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
-		if i == first && (builtin || configured(inv.core, r)) && !wild(s.topic) && !met[pair{s.topic, r.streamName(s.topic)}] {
+		if i == first && (builtin || configured(inv.core, r)) && (r.Family != "" || !wild(r.Pattern)) && !met[pair{s.topic, r.streamName(s.topic)}] {
 			all = append(all, s)
 		}
 	}
@@ -165,7 +165,7 @@ func (inv *inventory) forsaken(info *natsjs.StreamInfo) *TopicChange {
 		return nil
 	}
 	return &TopicChange{
-		Stream: name, Rule: pattern, Field: fieldFamily, Have: name, Want: "none", Kind: ChangeImpossible,
+		Stream: name, Rule: pattern, Field: planFamily, Have: name, Want: "none", Kind: ChangeImpossible,
 		Err: fmt.Errorf("no rule names the family any more, and its stream prevents streams for topics of %s; restore the rule, or delete the stream and its events", pattern),
 	}
 }

@@ -264,9 +264,9 @@ func (c *core) checkServer(ctx context.Context) (err error) {
 		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", c.where(), err)
 	}
 	c.maxPayload = c.limits.MaxPayload
-	if limit := int(nc.MaxPayload()) - payloadMargin; limit < c.maxPayload {
-		if limit < payloadMargin {
-			return fmt.Errorf("nats at %s: max_payload %d is too small; set at least %d", c.where(), nc.MaxPayload(), 2*payloadMargin)
+	if limit := int(nc.MaxPayload()) - event.PayloadMargin; limit < c.maxPayload {
+		if limit < event.PayloadMargin {
+			return fmt.Errorf("nats at %s: max_payload %d is too small; set at least %d", c.where(), nc.MaxPayload(), 2*event.PayloadMargin)
 		}
 		if c.cfg.Server != nil {
 			return fmt.Errorf("max payload %d: the embedded server allows at most %d", c.limits.MaxPayload, limit)

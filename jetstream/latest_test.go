@@ -201,7 +201,7 @@ func TestGetManyOfLargePayloads(t *testing.T) {
 func TestGetManyWithoutDirectReads(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	cfg := b.rule("theirs").streamConfig("theirs", &b.cfg)
+	cfg := streamConfig(b.rules.of("theirs"), "theirs", &b.cfg)
 	cfg.AllowDirect = false
 	if _, err := b.js.CreateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)

@@ -442,7 +442,7 @@ func TestHeldBytesStopThePull(t *testing.T) {
 	k.sub.mu.Lock()
 	held := k.sub.heldBytes
 	k.sub.mu.Unlock()
-	if limit := 64<<10 + embedded.MaxMessage + payloadMargin; held > limit {
+	if limit := 64<<10 + embedded.MaxMessage + event.PayloadMargin; held > limit {
 		t.Errorf("%d bytes are held, at most %d should be", held, limit)
 	}
 	for range 19 {

@@ -236,7 +236,7 @@ func (l *Letter) check(recordTopic string) error {
 			return errors.New("the event has a header that cannot be stored")
 		}
 	}
-	if strings.ContainsFunc(l.Event.SID, func(r rune) bool { return r < ' ' || r == 0x7f }) || size > payloadMargin/2 {
+	if strings.ContainsFunc(l.Event.SID, func(r rune) bool { return r < ' ' || r == 0x7f }) || size > event.PayloadMargin/2 {
 		return errors.New("the event has headers that cannot be stored")
 	}
 	return nil

@@ -230,7 +230,7 @@ func (m *member) pull(batch int, now int64) {
 	s := m.sub
 	bytes := s.bus.subscriptions.pullBytes()
 	if m.large {
-		batch, bytes = 1, int(s.link.nc.MaxPayload())+payloadMargin
+		batch, bytes = 1, int(s.link.nc.MaxPayload())+event.PayloadMargin
 	}
 	var buf [128]byte
 	expires := s.link.pullExpires()

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"eventhub/jetstream/event"
+
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
@@ -62,8 +64,18 @@ func (c *TopicChange) String() string {
 	return name + ": " + c.Field + " is " + c.Have + ", the rule says " + c.Want
 }
 
-// The fields of changes that a topics file does not have.
+// The fields of changes: those that a topics file has, by the names that it gives them, and others.
 const (
+	planFamily          = "family"
+	planCompaction      = "compaction"
+	planAge             = "retention.age"
+	planBytes           = "retention.bytes"
+	planMessages        = "retention.messages"
+	planDuplicateWindow = "duplicate_window"
+	planReplicas        = "replicas"
+	planMaxPayload      = "max_payload"
+	planStorage         = "storage"
+
 	fieldStream    = "stream"
 	fieldSubjects  = "subjects"
 	fieldRetention = "retention policy"
@@ -172,7 +184,7 @@ func (a *admin) apply(ctx context.Context, inv *inventory, s topicStream, planne
 	var own, bucket []*TopicChange
 	for i := range planned {
 		switch c := &planned[i]; {
-		case c.Field == fieldCompaction && c.Kind == ChangeCreate:
+		case c.Field == planCompaction && c.Kind == ChangeCreate:
 			c.Err = a.makeBucket(ctx, s)
 			c.Done = c.Err == nil
 		case c.set == nil || c.Kind == ChangeDeletes && !deleting:
@@ -240,7 +252,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 		return append(changes, c)
 	}
 	if configured(inv.core, s.rule) {
-		changes = s.rule.compare(s.topic, &s.info.Config, &inv.core.cfg)
+		changes = compare(s.rule, s.topic, &s.info.Config, &inv.core.cfg)
 		for i := range changes {
 			if c := &changes[i]; c.Field == fieldSubjects && c.Kind == ChangeSafe {
 				if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
@@ -253,7 +265,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 		return changes
 	}
 	bucket, filled := inv.bucket(s.topic)
-	c := TopicChange{Topic: s.topic, Stream: bucket, Rule: s.rule.Pattern, Field: fieldCompaction}
+	c := TopicChange{Topic: s.topic, Stream: bucket, Rule: s.rule.Pattern, Field: planCompaction}
 	switch n := s.rule.Replicas; {
 	case s.rule.Compaction && filled == nil:
 		c.Have, c.Want, c.Kind = "false", "true", ChangeCreate
@@ -272,8 +284,8 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 }
 
 // compare says how a stream differs from its rule.
-func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *Config) (changes []TopicChange) {
-	want := r.streamConfig(topic, defaults)
+func compare(r *TopicRule, topic string, have *natsjs.StreamConfig, defaults *Config) (changes []TopicChange) {
+	want := streamConfig(r, topic, defaults)
 	differs := func(field, has, wants string, kind ChangeKind, set func(*natsjs.StreamConfig)) {
 		changes = append(changes, TopicChange{Topic: topic, Stream: have.Name, Rule: r.Pattern, Field: field, Have: has, Want: wants, Kind: kind, set: set})
 	}
@@ -299,24 +311,24 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 		has, wants = max(has, 0), max(wants, 0)
 		switch {
 		case has == wants:
-		case wants == 0 || has != 0 && has < wants, want.Discard == natsjs.DiscardNew && field != fieldAge:
+		case wants == 0 || has != 0 && has < wants, want.Discard == natsjs.DiscardNew && field != planAge:
 			differs(field, text(has), text(wants), ChangeSafe, set)
 		default:
 			differs(field, text(has), text(wants), ChangeDeletes, set)
 		}
 	}
-	bound(fieldAge, int64(have.MaxAge), int64(want.MaxAge), func(n int64) string { return AgeText(time.Duration(n)) }, func(c *natsjs.StreamConfig) { c.MaxAge = want.MaxAge })
-	bound(fieldBytes, have.MaxBytes, want.MaxBytes, sizeText, func(c *natsjs.StreamConfig) { c.MaxBytes = want.MaxBytes })
-	bound(fieldMessages, have.MaxMsgs, want.MaxMsgs, countText, func(c *natsjs.StreamConfig) { c.MaxMsgs = want.MaxMsgs })
+	bound(planAge, int64(have.MaxAge), int64(want.MaxAge), func(n int64) string { return AgeText(time.Duration(n)) }, func(c *natsjs.StreamConfig) { c.MaxAge = want.MaxAge })
+	bound(planBytes, have.MaxBytes, want.MaxBytes, sizeText, func(c *natsjs.StreamConfig) { c.MaxBytes = want.MaxBytes })
+	bound(planMessages, have.MaxMsgs, want.MaxMsgs, countText, func(c *natsjs.StreamConfig) { c.MaxMsgs = want.MaxMsgs })
 	bound(fieldPerKey, have.MaxMsgsPerSubject, 0, countText, func(c *natsjs.StreamConfig) { c.MaxMsgsPerSubject = -1 })
 	if have.Duplicates != want.Duplicates {
-		differs(fieldDuplicateWindow, AgeText(have.Duplicates), AgeText(want.Duplicates), ChangeSafe, func(c *natsjs.StreamConfig) { c.Duplicates = want.Duplicates })
+		differs(planDuplicateWindow, AgeText(have.Duplicates), AgeText(want.Duplicates), ChangeSafe, func(c *natsjs.StreamConfig) { c.Duplicates = want.Duplicates })
 	}
 	if r.Replicas != 0 && have.Replicas != want.Replicas { // a default is for new streams only
-		differs(fieldReplicas, countText(int64(have.Replicas)), countText(int64(want.Replicas)), ChangeSafe, func(c *natsjs.StreamConfig) { c.Replicas = want.Replicas })
+		differs(planReplicas, countText(int64(have.Replicas)), countText(int64(want.Replicas)), ChangeSafe, func(c *natsjs.StreamConfig) { c.Replicas = want.Replicas })
 	}
 	if has := max(have.MaxMsgSize, -1); has != want.MaxMsgSize && (has > 0 || want.MaxMsgSize > 0) {
-		differs(fieldMaxPayload, payloadText(has), payloadText(want.MaxMsgSize), ChangeSafe, func(c *natsjs.StreamConfig) { c.MaxMsgSize = want.MaxMsgSize })
+		differs(planMaxPayload, payloadText(has), payloadText(want.MaxMsgSize), ChangeSafe, func(c *natsjs.StreamConfig) { c.MaxMsgSize = want.MaxMsgSize })
 	}
 	if !have.AllowDirect {
 		differs(fieldDirect, "false", "true", ChangeSafe, func(c *natsjs.StreamConfig) { c.AllowDirect = true })
@@ -329,7 +341,7 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 		differs(fieldDiscard, "new", "old", ChangeDeletes, func(c *natsjs.StreamConfig) { c.Discard, c.DiscardNewPerSubject = natsjs.DiscardOld, false })
 	}
 	if r.Storage != "" && have.Storage != want.Storage {
-		impossible(fieldStorage, storAgeText(have.Storage), storAgeText(want.Storage), "a stream cannot move between file and memory; delete the stream and its events, or restore the storage of the rule")
+		impossible(planStorage, storAgeText(have.Storage), storAgeText(want.Storage), "a stream cannot move between file and memory; delete the stream and its events, or restore the storage of the rule")
 	}
 	if have.Retention != natsjs.LimitsPolicy {
 		impossible(fieldRetention, strings.ToLower(have.Retention.String()), "limits", "the stream deletes acknowledged events, so groups lose events; delete and create the topic without that policy")
@@ -339,7 +351,7 @@ func (r *TopicRule) compare(topic string, have *natsjs.StreamConfig, defaults *C
 
 // reportDrift tells operators that a stream is not what its rule says. The stream is used as it is.
 func (c *core) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo) {
-	changes := rule.compare(topic, &info.Config, &c.cfg)
+	changes := compare(rule, topic, &info.Config, &c.cfg)
 	if len(changes) == 0 {
 		return
 	}
@@ -403,10 +415,10 @@ func payloadText(n int32) string {
 	if n <= 0 {
 		return "none"
 	}
-	if n <= payloadMargin {
+	if n <= event.PayloadMargin {
 		return "0"
 	}
-	return sizeText(int64(n) - payloadMargin)
+	return sizeText(int64(n) - event.PayloadMargin)
 }
 
 func storAgeText(s natsjs.StorageType) string {

@@ -14,6 +14,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 )
 
@@ -98,7 +99,7 @@ func TestApplyMakesWhatRulesName(t *testing.T) {
 	same(t, "plan after it", outcomes(plan(t, b)), nil)
 	cfg := streamInfo(t, b, "orders").Config
 	if cfg.MaxAge != time.Hour || cfg.MaxBytes != 1<<20 || cfg.MaxMsgs != 1000 || cfg.Duplicates != time.Minute ||
-		cfg.MaxMsgSize != 1<<10+payloadMargin || cfg.Storage != natsjs.MemoryStorage {
+		cfg.MaxMsgSize != 1<<10+event.PayloadMargin || cfg.Storage != natsjs.MemoryStorage {
 		t.Errorf("got %+v", cfg)
 	}
 	publish(t, b, "user.7", "1")

@@ -73,7 +73,7 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 	if err := ValidTopic(topic); err != nil {
 		return err
 	}
-	name := publishing.rule(topic).streamName(topic)
+	name := publishing.rules.of(topic).streamName(topic)
 	if publishing.streams.reserved.has(name) {
 		return nil
 	}

@@ -2,11 +2,13 @@ package jetstream
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 )
 
@@ -25,7 +27,7 @@ const (
 	deadBytes = 4 << 30
 )
 
-// builtinRules come after the configured ones, but for a configured ** (see Config.allRules).
+// builtinRules come after the configured ones, but for a configured ** (see withBuiltin).
 var builtinRules = []TopicRule{
 	{Pattern: "dlq.**", Family: "dlq", MaxAge: deadAge, MaxBytes: deadBytes, DuplicateWindow: 24 * time.Hour},
 	{Pattern: "heartbeat.received", MaxAge: 3 * 24 * time.Hour},
@@ -68,8 +70,8 @@ func (r *TopicRule) subjects(topic string) []string {
 	return []string{plainSubject(base), plainSubject(base) + ".>", keyedPattern(base), keyedPattern(base) + ".>"}
 }
 
-// streamConfig is the stream that the rule makes for topic.
-func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamConfig {
+// streamConfig is the stream that a rule makes for topic.
+func streamConfig(r *TopicRule, topic string, defaults *Config) natsjs.StreamConfig {
 	cfg := natsjs.StreamConfig{
 		Name:        r.streamName(topic),
 		Subjects:    r.subjects(topic),
@@ -103,7 +105,7 @@ func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamCo
 		cfg.Duplicates = cfg.MaxAge
 	}
 	if r.MaxPayload > 0 {
-		cfg.MaxMsgSize = int32(r.MaxPayload + payloadMargin) //nolint:gosec // ValidateRules bounds it
+		cfg.MaxMsgSize = int32(r.MaxPayload + event.PayloadMargin) //nolint:gosec // ValidateRules bounds it
 	}
 	if r.Storage == StorageMemory || r.Storage == "" && defaults.MemoryStorage {
 		cfg.Storage = natsjs.MemoryStorage
@@ -112,15 +114,48 @@ func (r *TopicRule) streamConfig(topic string, defaults *Config) natsjs.StreamCo
 }
 
 // RuleOf returns the rule that a bus has for a topic, or for all topics if no other rule matches.
-func RuleOf(b *Bus, topic string) TopicRule { return *b.rule(topic) }
+func RuleOf(b *Bus, topic string) TopicRule { return *b.rules.of(topic) }
 
-func (c *core) rule(topic string) *TopicRule {
-	for i := range c.rules {
-		if c.rules[i].matches(topic) {
-			return &c.rules[i]
+// topicRules are rules of which one matches each topic: the last is for **.
+type topicRules []TopicRule
+
+// of returns the first rule that matches a topic.
+func (rules topicRules) of(topic string) *TopicRule {
+	for i := range rules {
+		if rules[i].matches(topic) {
+			return &rules[i]
 		}
 	}
-	return &c.rules[len(c.rules)-1] // ** is always last
+	return &rules[len(rules)-1]
+}
+
+// snapshots returns the rules of topics with snapshots. Each is for one topic, and its Every is
+// filled in.
+func (rules topicRules) snapshots() []TopicRule {
+	var found []TopicRule
+	for i := range rules {
+		r := rules[i]
+		if r.Snapshot == nil || rules.of(r.Pattern) != &rules[i] {
+			continue
+		}
+		snapshot := *r.Snapshot
+		snapshot.Every = cmp.Or(snapshot.Every, defaultSnapshotEvery)
+		r.Snapshot = &snapshot
+		found = append(found, r)
+	}
+	return found
+}
+
+// withBuiltin adds the built-in rules to configured ones; but a configured ** comes after those of
+// the built-in ones that are about certain topics, so that a default for all others does not take
+// dead letters from their stream.
+func withBuiltin(configured []TopicRule) topicRules {
+	rest := slices.IndexFunc(configured, func(r TopicRule) bool { return r.Pattern == "**" })
+	if rest < 0 {
+		return slices.Concat(configured, builtinRules)
+	}
+	last := len(builtinRules) - 1 // it is ** too
+	return slices.Concat(configured[:rest], builtinRules[:last], configured[rest:], builtinRules[last:])
 }
 
 func (r *TopicRule) streamName(topic string) string {

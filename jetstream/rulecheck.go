@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/jsonpointer"
+	"eventhub/jetstream/native"
 )
 
 // Bounds of the fields of a rule. Those of a compacted topic leave the server time to fill the
@@ -22,7 +22,7 @@ const (
 	minSnapshotEvery   = time.Second
 	maxKeySource       = 512
 	maxBatchKeys       = 1_000
-	maxRulePayload     = 64<<20 - payloadMargin // no server takes more
+	maxRulePayload     = 64<<20 - event.PayloadMargin // no server takes more
 
 	minCompactedAge   = time.Hour
 	minCompactedMsgs  = 100_000
@@ -92,7 +92,7 @@ func ValidateRules(rules []TopicRule) []*RuleError {
 	snapshots := make(map[string]int)
 	for i := range rules {
 		r := &rules[i]
-		if r.Snapshot != nil && ValidTopic(r.Snapshot.Topic) == nil {
+		if r.Snapshot != nil && native.CheckTopic(r.Snapshot.Topic) == nil {
 			if other, twice := snapshots[r.Snapshot.Topic]; twice {
 				add(i, other, []string{fieldSnapshotTopic}, "snapshots of %q already go to %s; use another topic", rules[other].Pattern, r.Snapshot.Topic)
 			} else {
@@ -115,8 +115,7 @@ func checkSnapshotTopic(rules []TopicRule, i int, add func(int, int, []string, s
 		return // validate reports this
 	}
 	fields := []string{fieldSnapshotTopic, fieldCompaction}
-	all := Config{Topics: rules}
-	for _, r := range all.allRules() {
+	for _, r := range withBuiltin(rules) {
 		if !r.matches(topic) {
 			continue
 		}
@@ -155,9 +154,9 @@ func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []str
 		case r.Family != "" && r.meets(before):
 			add(i, j, []string{fieldPattern}, "stream of the family would overlap with the topics of the earlier rule %q; move this rule up, or choose patterns without a common topic", before.Pattern)
 		case r.meets(before): // what a family takes never comes to r
-		case r.Family != "" && before.Family == "" && objectName(before.Pattern) == r.Family:
+		case r.Family != "" && before.Family == "" && native.ObjectName(before.Pattern) == r.Family:
 			add(i, j, []string{fieldFamily}, "family %s and topic %s would have streams of the same name; rename one of them", r.Family, before.Pattern)
-		case before.Family != "" && r.Family == "" && objectName(r.Pattern) == before.Family:
+		case before.Family != "" && r.Family == "" && native.ObjectName(r.Pattern) == before.Family:
 			add(i, j, []string{fieldPattern}, "family %s and topic %s would have streams of the same name; rename one of them", before.Family, r.Pattern)
 		}
 	}
@@ -189,7 +188,7 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	} else {
 		check(r.Family == "" || r.Pattern != "**", of(fieldFamily, fieldPattern), "a family of all topics would overlap with every other stream; choose a narrower pattern")
 	}
-	check(r.Family == "" || objectName(r.Family) == r.Family, of(fieldFamily), "family %q: 1 to %d characters of a-z, 0-9, _ and - are allowed", r.Family, maxNameLen)
+	check(r.Family == "" || native.ObjectName(r.Family) == r.Family, of(fieldFamily), "family %q: 1 to %d characters of a-z, 0-9, _ and - are allowed", r.Family, maxNameLen)
 	check(r.MaxAge == 0 || r.MaxAge >= minRuleAge, of(fieldAge), "age %v: 0 (no bound) or at least %v is allowed", r.MaxAge, minRuleAge)
 	check(r.MaxBytes >= 0, of(fieldBytes), "bytes %d: 0 (no bound) or more is allowed", r.MaxBytes)
 	check(r.MaxMsgs >= 0, of(fieldMessages), "messages %d: 0 (no bound) or more is allowed", r.MaxMsgs)
@@ -197,7 +196,7 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	if r.OnFull == OnFullReject {
 		check(r.MaxBytes > 0 || r.MaxMsgs > 0, of(fieldOnFull, fieldBytes, fieldMessages), "on_full: reject needs a bound; add retention: {bytes: 10GiB}, or messages")
 		check(r.Family == "", of(fieldOnFull, fieldFamily), "a family cannot reject, because a group of one topic would stop the others; remove family or on_full")
-		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldOnFull, fieldPattern), "dead letters already wait while their stream is full; remove on_full")
+		check(r.Pattern == "**" || !meet(r.Pattern, native.DeadLetterPrefix+"**"), of(fieldOnFull, fieldPattern), "dead letters already wait while their stream is full; remove on_full")
 	}
 	check(r.GroupAge == 0 || r.GroupAge >= minGroupAge, of(fieldGroupAge), "group age %v: at least %v is allowed; the default is 7d", r.GroupAge, minGroupAge)
 	check(r.GroupAge == 0 || r.OnFull == OnFullReject, of(fieldGroupAge, fieldOnFull), "group_age is for topics that reject: add on_full: reject, or leave it out")
@@ -213,7 +212,7 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	r.checkMirrors(check)
 	if r.Compaction {
 		check(r.Family == "", of(fieldCompaction, fieldFamily), "a family cannot be compacted, because a bucket needs a stream with a single topic; remove family or compaction")
-		check(r.Pattern == "**" || !meet(r.Pattern, dlqPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, because they have no keys; remove compaction")
+		check(r.Pattern == "**" || !meet(r.Pattern, native.DeadLetterPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, because they have no keys; remove compaction")
 		check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldCompaction), "age %v: a compacted topic needs at least %v, so that its bucket receives each event before the stream removes it", r.MaxAge, minCompactedAge)
 		check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldCompaction), "messages %d: a compacted topic needs at least %d, so that its bucket receives each event before the stream removes it", r.MaxMsgs, minCompactedMsgs)
 		check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldCompaction), "bytes %s: a compacted topic needs at least %s, so that its bucket receives each event before the stream removes it", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
@@ -221,7 +220,7 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	if s := r.Snapshot; s != nil {
 		check(r.Compaction || s.KeySource != "", of(fieldSnapshotTopic, fieldCompaction, fieldSnapshotSource), "snapshots need keys; add compaction: true, or key_source: /id if the key is in the payload")
 		check(!wild(r.Pattern), of(fieldSnapshotTopic, fieldPattern), "snapshots need a single topic, and this is a pattern; add a rule for that topic")
-		check(ValidTopic(s.Topic) == nil, of(fieldSnapshotTopic), "snapshot topic %q is not a topic; use segments of letters, digits, _ and -, separated by dots", s.Topic)
+		check(native.CheckTopic(s.Topic) == nil, of(fieldSnapshotTopic), "snapshot topic %q is not a topic; use segments of letters, digits, _ and -, separated by dots", s.Topic)
 		check(s.Topic != r.Pattern, of(fieldSnapshotTopic), "snapshots cannot go to their source topic; use another topic, such as %s.snapshot", r.Pattern)
 		check(s.Every == 0 || s.Every >= minSnapshotEvery, of(fieldSnapshotEvery), "every %v: at least %v is allowed; the default is 30s", s.Every, minSnapshotEvery)
 		if !r.Compaction && s.KeySource != "" { // read from the stream
@@ -270,8 +269,8 @@ func badPattern(pattern string) string {
 		return "topic or pattern is missing"
 	}
 	if !wild(pattern) {
-		if err, bad := errors.AsType[*event.Error](ValidTopic(pattern)); bad {
-			return err.Msg
+		if err := native.CheckTopic(pattern); err != nil {
+			return err.Error()
 		}
 		return ""
 	}
@@ -284,7 +283,7 @@ func badPattern(pattern string) string {
 				return "** is only allowed at the end"
 			}
 		default:
-			if ValidTopic(s) != nil {
+			if native.CheckTopic(s) != nil {
 				return fmt.Sprintf("segment %d: letters, digits, _ and - are allowed, or * or ** alone", i+1)
 			}
 		}

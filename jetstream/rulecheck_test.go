@@ -81,12 +81,12 @@ func TestRulesThatAreRefused(t *testing.T) {
 func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Topics: []TopicRule{{Pattern: "a.b"}, {Pattern: "**", MaxMsgs: 7}}}
-	b := &Bus{core: &core{rules: cfg.allRules()}}
+	b := &Bus{core: &core{rules: withBuiltin(cfg.Topics)}}
 	for topic, want := range map[string]TopicRule{
 		"a.b": {Pattern: "a.b"}, "other": {Pattern: "**", MaxMsgs: 7},
 		"dlq.a.b": builtinRules[0], "heartbeat.received": builtinRules[1], "process.state": builtinRules[2],
 	} {
-		if got := b.rule(topic); !reflect.DeepEqual(*got, want) {
+		if got := b.rules.of(topic); !reflect.DeepEqual(*got, want) {
 			t.Errorf("%s: got %+v, want %+v", topic, *got, want)
 		}
 	}
@@ -98,11 +98,11 @@ func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 		t.Errorf("snapshots: %+v", got)
 	}
 	cfg.Topics[0] = TopicRule{Pattern: "process.**", MaxMsgs: 3}
-	b.rules = cfg.allRules()
+	b.rules = withBuiltin(cfg.Topics)
 	if got := b.Admin().Snapshots(); len(got) != 0 {
 		t.Errorf("snapshots that no topic goes by: %+v", got)
 	}
-	if got := b.rule("process.state"); got.MaxMsgs != 3 {
+	if got := b.rules.of("process.state"); got.MaxMsgs != 3 {
 		t.Errorf("a configured rule comes first: got %+v", got)
 	}
 }

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -79,29 +80,29 @@ type versionCheck struct {
 // checkVersion compares a new version with earlier ones, and completes it: without a cast, it gets
 // one that fills in defaults, and one back.
 func checkVersion(ctx context.Context, table *schemaTable, rule *SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
-	c := &versionCheck{table: table, rule: rule, set: set, next: next, report: &SchemaReport{Mode: rule.mode()}, until: time.Now().Add(triedTime)}
+	c := &versionCheck{table: table, rule: rule, set: set, next: next, report: &SchemaReport{Mode: modeOf(rule)}, until: time.Now().Add(triedTime)}
 	if err := c.complete(); err != nil {
 		return nil, nil, err
 	}
 	last := set.latest()
 	first := last
-	if rule.mode().Transitive() {
+	if modeOf(rule).Transitive() {
 		first = 1
 	}
 	all := set.with(c.next)
 	for n := last; n >= max(first, 1); n-- {
 		earlier := set.version(n)
-		if rule.mode().Backward() || c.next.caster.Up() && n == last {
+		if modeOf(rule).Backward() || c.next.caster.Up() && n == last {
 			if err := c.try(ctx, all, earlier, c.next, "backward"); err != nil {
 				return nil, nil, err
 			}
 		}
-		if rule.mode().Forward() || c.next.caster.Down() && n == last {
+		if modeOf(rule).Forward() || c.next.caster.Down() && n == last {
 			found := c.report.Findings
 			if err := c.try(ctx, all, c.next, earlier, "forward"); err != nil {
 				return nil, nil, err
 			}
-			if c.report.Down != nil && !rule.mode().Forward() && len(c.report.Findings) > len(found) {
+			if c.report.Down != nil && !modeOf(rule).Forward() && len(c.report.Findings) > len(found) {
 				// Nobody asked for the way back, so it must not stand in the way.
 				c.report.Findings = found
 				if err := c.cast(c.report.Up, nil); err != nil {
@@ -118,7 +119,7 @@ func checkVersion(ctx context.Context, table *schemaTable, rule *SchemaRule, set
 // and the way back.
 func (c *versionCheck) complete() error {
 	last := c.set.version(c.set.latest())
-	if last == nil || c.next.caster.Up() || !c.rule.mode().Backward() {
+	if last == nil || c.next.caster.Up() || !modeOf(c.rule).Backward() {
 		return nil
 	}
 	r, err := compat.Includes(c.next.Schema, last.Schema, c.rule.Lenient)
@@ -274,3 +275,6 @@ func examples(v *compiledVersion) (docs [][]byte) {
 	}
 	return docs
 }
+
+// modeOf is what new versions have to be compatible with.
+func modeOf(r *SchemaRule) compat.Mode { return cmp.Or(r.Compatibility, compat.Backward) }

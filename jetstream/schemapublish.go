@@ -37,7 +37,7 @@ func (p *publishing) schemaGate(topic string, rule *TopicRule) *schemaGate {
 	if !rule.Schema.asked() {
 		return nil
 	}
-	return &schemaGate{rule: rule.Schema, table: p.schemas.table, name: rule.Schema.of(topic)}
+	return &schemaGate{rule: rule.Schema, table: p.schemas.table, name: rule.Schema.name(topic)}
 }
 
 // admit compares an event with the version that it names, or else with the latest one, which it is

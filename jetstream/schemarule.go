@@ -2,12 +2,11 @@ package jetstream
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
-	"eventhub/jetstream/event"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/schema/compat"
 )
 
@@ -52,17 +51,14 @@ func MirrorTopic(topic string, version int) string { return topic + ".v" + strco
 // asked reports whether events are compared with schemas.
 func (r *SchemaRule) asked() bool { return r.Mode != "" && r.Mode != SchemaOff }
 
-// mode is what new versions have to be compatible with.
-func (r *SchemaRule) mode() compat.Mode { return cmp.Or(r.Compatibility, compat.Backward) }
-
-// of is the name under which the schemas of a topic are registered.
-func (r *SchemaRule) of(topic string) string { return cmp.Or(r.Of, topic) }
+// name is the name under which the schemas of a topic are registered.
+func (r *SchemaRule) name(topic string) string { return cmp.Or(r.Of, topic) }
 
 // check says what is wrong with the rule.
 func (r *SchemaRule) check(check func(ok bool, fields []string, format string, args ...any)) {
 	check(r.Mode == "" || slices.Contains([]SchemaMode{SchemaOff, SchemaWarn, SchemaEnforce}, r.Mode), []string{fieldSchemaMode},
 		"schema %q: off, warn or enforce is allowed", string(r.Mode))
-	check(r.Of == "" || ValidTopic(r.Of) == nil, []string{fieldSchemaOf},
+	check(r.Of == "" || native.CheckTopic(r.Of) == nil, []string{fieldSchemaOf},
 		"schema of %q is not a topic; use segments of letters, digits, _ and -, separated by dots", r.Of)
 	names := make([]string, len(compat.Modes))
 	for i, m := range compat.Modes {
@@ -91,24 +87,11 @@ func (r *TopicRule) checkMirrors(check func(ok bool, fields []string, format str
 		check(false, []string{fieldSchemaMirrors, fieldPattern}, "mirrors need a single topic, and this is a pattern, which could match its own mirrors; add a rule for that topic")
 		return
 	}
-	check(!meet(r.Pattern, dlqPrefix+"**"), []string{fieldSchemaMirrors, fieldPattern}, "dead letters have no schema of their own, so they have no mirrors; remove mirrors")
+	check(!meet(r.Pattern, native.DeadLetterPrefix+"**"), []string{fieldSchemaMirrors, fieldPattern}, "dead letters have no schema of their own, so they have no mirrors; remove mirrors")
 	for _, version := range mirrors {
-		if topic := MirrorTopic(r.Pattern, version); ValidTopic(r.Pattern) == nil && ValidTopic(topic) != nil {
-			check(false, []string{fieldSchemaMirrors, fieldPattern}, "mirror %s is not a topic, because it has %d bytes and at most %d are allowed; choose a shorter topic", topic, len(topic), maxTopicLen)
+		if topic := MirrorTopic(r.Pattern, version); native.CheckTopic(r.Pattern) == nil && native.CheckTopic(topic) != nil {
+			check(false, []string{fieldSchemaMirrors, fieldPattern}, "mirror %s is not a topic, because it has %d bytes and at most %d are allowed; choose a shorter topic", topic, len(topic), native.MaxTopic)
 			return // one reason is enough
 		}
 	}
-}
-
-// headerSchemaVersion is the header of an event that has the version of its schema.
-const headerSchemaVersion = "x-schema-version"
-
-// CodeSchemaInvalid and CodeSchemaConflict are codes of errors about schemas.
-const (
-	CodeSchemaInvalid  = "schema_invalid"
-	CodeSchemaConflict = "schema_conflict"
-)
-
-func schemaInvalid(format string, args ...any) *event.Error {
-	return &event.Error{Code: CodeSchemaInvalid, Msg: fmt.Sprintf(format, args...)}
 }

@@ -56,7 +56,7 @@ func (s Schemas) Mirrors() []TopicRule {
 	var found []TopicRule
 	for i := range m.rules {
 		r := &m.rules[i]
-		if len(r.Schema.Mirrors) > 0 && m.rule(r.Pattern) == r {
+		if len(r.Schema.Mirrors) > 0 && m.rules.of(r.Pattern) == r {
 			found = append(found, *r)
 		}
 	}
@@ -78,7 +78,7 @@ func (s Schemas) List(ctx context.Context, topic string) ([]*SchemaVersion, erro
 }
 
 // name is the name under which the schemas of a topic are registered.
-func (s Schemas) name(topic string) string { return s.schemas.rule(topic).Schema.of(topic) }
+func (s Schemas) name(topic string) string { return s.schemas.rules.of(topic).Schema.name(topic) }
 
 // Check says what a registration would find. It stores nothing.
 func (s Schemas) Check(ctx context.Context, topic string, d SchemaDraft) (*SchemaReport, error) {
@@ -220,7 +220,7 @@ func (s Schemas) judge(ctx context.Context, topic string, d *SchemaDraft, set *s
 	if err != nil {
 		return nil, nil, event.BadOptions("%v", err)
 	}
-	rule := s.schemas.rule(topic).Schema
+	rule := s.schemas.rules.of(topic).Schema
 	return checkVersion(ctx, s.schemas.table, &rule, set, c)
 }
 
@@ -238,4 +238,17 @@ func equalJSON(a, b json.RawMessage) bool {
 		return len(nonNull(a)) == len(nonNull(b))
 	}
 	return jsonequal.Equal(a, b)
+}
+
+// headerSchemaVersion is the header of an event that has the version of its schema.
+const headerSchemaVersion = "x-schema-version"
+
+// CodeSchemaInvalid and CodeSchemaConflict are codes of errors about schemas.
+const (
+	CodeSchemaInvalid  = "schema_invalid"
+	CodeSchemaConflict = "schema_conflict"
+)
+
+func schemaInvalid(format string, args ...any) *event.Error {
+	return &event.Error{Code: CodeSchemaInvalid, Msg: fmt.Sprintf(format, args...)}
 }

@@ -438,7 +438,7 @@ func TestSchemasWithoutNATS(t *testing.T) {
 func BenchmarkSchemaGate(b *testing.B) {
 	bus := open(b, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
 	register(b, bus, "t.a", draft(hostV1))
-	gate := bus.publishing.schemaGate("t.a", bus.rule("t.a"))
+	gate := bus.publishing.schemaGate("t.a", bus.rules.of("t.a"))
 	payload := []byte(`{"host":"machine-7.example.org"}`)
 	for b.Loop() {
 		opts := PublishOptions{}

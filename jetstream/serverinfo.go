@@ -169,7 +169,7 @@ func (n NATS) Gone(ctx context.Context, topics []string) ([]string, error) {
 		return nil, err
 	}
 	gone := func(topic string) bool {
-		_, there := slices.BinarySearch(streams, n.bus.rule(topic).streamName(topic))
+		_, there := slices.BinarySearch(streams, n.bus.rules.of(topic).streamName(topic))
 		return !there
 	}
 	return slices.DeleteFunc(slices.Clone(topics), func(topic string) bool {

@@ -187,7 +187,7 @@ func (s *streams) existing(ctx context.Context, name string) (*topicInfo, error)
 	if err := ValidTopic(name); err != nil {
 		return nil, err
 	}
-	rule := s.rule(name)
+	rule := s.rules.of(name)
 	info, err := s.findStream(ctx, rule.streamName(name))
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, event.ErrNotFound
@@ -296,7 +296,7 @@ func (c *core) findStream(ctx context.Context, name string) (*natsjs.StreamInfo,
 }
 
 func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInfo, error) {
-	rule := s.rule(name)
+	rule := s.rules.of(name)
 	streamName := rule.streamName(name)
 	if err := s.tooManyStreams(streamName); err != nil {
 		return nil, err
@@ -310,7 +310,7 @@ func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInf
 	case !errors.Is(err, event.ErrNotFound):
 		return nil, s.unavailable(err)
 	}
-	if rationed(client) && s.headrooms.of(rule.streamConfig(name, &s.cfg).Storage).low.Load() {
+	if rationed(client) && s.headrooms.of(streamConfig(rule, name, &s.cfg).Storage).low.Load() {
 		s.obs.LimitReached("storage_reserve")
 		return nil, storageLow(nil)
 	}
@@ -351,7 +351,7 @@ func (s *streams) meetTopic(ctx context.Context, name string, info *natsjs.Strea
 func (s *streams) createStream(ctx context.Context, topic string, rule *TopicRule) (*natsjs.StreamInfo, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	cfg := rule.streamConfig(topic, &s.cfg)
+	cfg := streamConfig(rule, topic, &s.cfg)
 	if err := s.awaitGone(ctx, cfg.Name); err != nil {
 		return nil, s.unavailable(err)
 	}

@@ -107,7 +107,7 @@ func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState
 	if err != nil {
 		return nil, err
 	}
-	rule, cfg := a.rule(t.name), &stream.Config
+	rule, cfg := a.rules.of(t.name), &stream.Config
 	info := &TopicInfo{
 		Topic: t.name, Stream: at.stream.name, Family: at.stream.family, Events: state.Msgs, Bytes: state.Bytes,
 		MaxAge: cfg.MaxAge, MaxBytes: max(cfg.MaxBytes, 0), MaxMsgs: max(cfg.MaxMsgs, 0), Rule: rule.Pattern, OnFull: OnFullDrop,
@@ -402,7 +402,7 @@ func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	a := t.admin
 	at, _, err := a.streams.freshExisting(ctx, t.name)
 	if errors.Is(err, event.ErrNotFound) { // a deletion that was cut off may be repeated
-		finished, err := a.finishDeletion(ctx, a.rule(t.name).streamName(t.name))
+		finished, err := a.finishDeletion(ctx, a.rules.of(t.name).streamName(t.name))
 		if err == nil && !finished {
 			err = event.ErrNotFound
 		}

@@ -1,6 +1,7 @@
 // Package event has the words that all parts of the bus share: what was stored, how requests fail,
 // and what observers and tracers are called with. Package jetstream repeats these names, except
-// BadOptions and NopObserver, so a program that uses the bus seldom imports package event.
+// BadOptions, NopObserver and PayloadMargin, so a program that uses the bus seldom imports package
+// event.
 //
 // The main names are Event, Error with its Code constants, Observer and Tracer.
 package event
@@ -10,6 +11,9 @@ import "eventhub/jetstream/native"
 // Event is one stored event: the record that clients see (protocol section 1), and where it lies.
 // Native NATS clients read events as the same type, which package native describes.
 type Event = native.Event
+
+// PayloadMargin is how many bytes headers, and the wrapping of a dead letter, may add to a payload.
+const PayloadMargin = 64 << 10
 
 // Receipt is the result of a confirmed publish.
 type Receipt struct {
