@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 	"eventhub/sdk/go/wire"
 )
 
@@ -178,7 +179,7 @@ func TestMaxInFlightOverTopicsAndFailures(t *testing.T) {
 func TestSameIDIsOneEvent(t *testing.T) {
 	t.Parallel()
 	bus := openBus(t, func(cfg *jetstream.Config) {
-		cfg.Topics = []jetstream.TopicRule{{Pattern: "user.*.events", Family: "users"}}
+		cfg.Topics = []topics.Rule{{Pattern: "user.*.events", Family: "users"}}
 	})
 	hub := startHub(t, bus)
 	c := hub.dial()

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // Bus is the part of the event bus that a Server needs. JetStream adapts a *jetstream.Bus, which
@@ -15,7 +16,7 @@ type Bus interface {
 	NewPublisher() Publisher
 	Keys(topic string) Keys
 	History(topic string) History
-	Rule(topic string) jetstream.TopicRule
+	Rule(topic string) topics.Rule
 	Handles() Handles
 	Hubs() Hubs
 	Schemas() Schemas
@@ -110,7 +111,7 @@ func (b onJetStream) Keys(topic string) Keys { return b.Bus.Keys(topic) }
 
 func (b onJetStream) History(topic string) History { return b.Bus.History(topic) }
 
-func (b onJetStream) Rule(topic string) jetstream.TopicRule { return jetstream.RuleOf(b.Bus, topic) }
+func (b onJetStream) Rule(topic string) topics.Rule { return jetstream.RuleOf(b.Bus, topic) }
 
 func (b onJetStream) Hubs() Hubs { return jetstream.HubsOf(b.Bus) }
 

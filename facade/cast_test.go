@@ -20,6 +20,7 @@ import (
 	"eventhub/docs/apitest"
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // castRejoins is larger for the long form.
@@ -70,7 +71,7 @@ func (p *peer) castNextOf(ops ...string) (f castFrame) {
 // behind it. A tombstone is marked.
 func TestBroadcastSnapshotEnds(t *testing.T) {
 	t.Parallel()
-	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "state", Compaction: true}}}, nil)
+	r := newRigOn(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "state", Compaction: true}}}, nil)
 	first := r.login(t)
 	plain := r.login(t)
 	plain.follow("state", `"snapshot":true`)
@@ -276,7 +277,7 @@ func TestBroadcastRefusals(t *testing.T) {
 // The newest event of each key comes first, then every change, without a gap between them.
 func TestBroadcastSnapshot(t *testing.T) {
 	t.Parallel()
-	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "state", Compaction: true}}}, nil)
+	r := newRigOn(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "state", Compaction: true}}}, nil)
 	const keys = 20
 	put := func(i int) {
 		r.put(t, "state", strconv.Itoa(i), "Event-Key", "k"+strconv.Itoa(i%keys))
@@ -501,8 +502,8 @@ func TestBroadcastConflates(t *testing.T) {
 func TestBroadcastRecovers(t *testing.T) {
 	t.Parallel()
 	const kept, catchUp = 90, 60
-	rule := jetstream.TopicRule{Pattern: "short", MaxMsgs: kept}
-	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{rule}}, func(cfg *facade.Config) {
+	rule := topics.Rule{Pattern: "short", MaxMsgs: kept}
+	r := newRigOn(t, jetstream.Config{Topics: []topics.Rule{rule}}, func(cfg *facade.Config) {
 		cfg.Limits.RingFrames, cfg.Limits.CatchUp = 20, catchUp
 	})
 	var pos []string // of the events 0, 1, ...

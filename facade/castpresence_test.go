@@ -11,10 +11,11 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // roomRules gives the topics below room presence.
-var roomRules = []jetstream.TopicRule{{Pattern: "room.*", Presence: true}}
+var roomRules = []topics.Rule{{Pattern: "room.*", Presence: true}}
 
 // presenceFrame is a PRESENCE frame.
 type presenceFrame struct {

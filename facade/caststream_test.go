@@ -14,6 +14,7 @@ import (
 	"eventhub/docs/apitest"
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // listen opens a broadcast of a topic over HTTP, and returns its first message.
@@ -113,7 +114,7 @@ func TestBroadcastStream(t *testing.T) {
 // snapshot.
 func TestBroadcastStreamSnapshot(t *testing.T) {
 	t.Parallel()
-	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "state", Compaction: true}}}, nil)
+	r := newRigOn(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "state", Compaction: true}}}, nil)
 	for i := range 60 {
 		r.put(t, "state", strconv.Itoa(i), "Event-Key", "k"+strconv.Itoa(i%20))
 	}

@@ -11,6 +11,7 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/cputime"
+	"eventhub/jetstream/topics"
 )
 
 // longCasts are how many elements are removed from the front of a list in its second version.
@@ -31,7 +32,7 @@ func castTimeRig(t *testing.T, each time.Duration, change func(*facade.Config)) 
 	t.Helper()
 	ration := cputime.New(each, 8, 100, func(string) {}) // four places, two of them for one client
 	r := newRigOn(t, jetstream.Config{
-		Topics:    []jetstream.TopicRule{{Pattern: "lists", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaWarn, Compatibility: "none"}}},
+		Topics:    []topics.Rule{{Pattern: "lists", Schema: topics.SchemaRule{Mode: topics.SchemaWarn, Compatibility: "none"}}},
 		Computing: ration,
 	}, func(cfg *facade.Config) {
 		cfg.Auth, cfg.Computing = facade.Tokens(newVerifier(t)), ration

@@ -17,6 +17,7 @@ import (
 	"eventhub/jetstream"
 	"eventhub/jetstream/cloudevents"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/topics"
 )
 
 // cloudEnvelope is how many bytes a CloudEvent in the JSON format may have beyond its data.
@@ -134,8 +135,8 @@ type schemaURIs struct {
 }
 
 // schemaURIsOf returns nil for a topic whose rule asks for no schemas.
-func schemaURIsOf(topic string, rule *jetstream.SchemaRule) *schemaURIs {
-	if rule.Mode == "" || rule.Mode == jetstream.SchemaOff {
+func schemaURIsOf(topic string, rule *topics.SchemaRule) *schemaURIs {
+	if rule.Mode == "" || rule.Mode == topics.SchemaOff {
 		return nil
 	}
 	return &schemaURIs{topic: topic, of: cmp.Or(rule.Of, topic)}
@@ -169,7 +170,7 @@ func (u *schemaURIs) cut(dataschema string) (before, version, after string, ok b
 // isVersion reports whether text is the number of a version as the registry writes it.
 func isVersion(text string) bool {
 	n, err := strconv.Atoi(text)
-	return err == nil && n >= 1 && n <= jetstream.MaxSchemaVersions && strconv.Itoa(n) == text
+	return err == nil && n >= 1 && n <= topics.MaxSchemaVersions && strconv.Itoa(n) == text
 }
 
 // show has the dataschema of a CloudEvent name the version that its event has. A dataschema that

@@ -16,13 +16,14 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 const cloudHeadersTopic = "cloud.headers"
 
-var cloudRules = append([]jetstream.TopicRule{
-	{Pattern: "cloud.one", CloudEvents: jetstream.CloudEventsRule{Source: "https://example.com/one"}},
-	{Pattern: cloudHeadersTopic, CloudEvents: jetstream.CloudEventsRule{Source: "/here", Headers: true}},
+var cloudRules = append([]topics.Rule{
+	{Pattern: "cloud.one", CloudEvents: topics.CloudEventsRule{Source: "https://example.com/one"}},
+	{Pattern: cloudHeadersTopic, CloudEvents: topics.CloudEventsRule{Source: "/here", Headers: true}},
 }, keptRules...)
 
 func newCloudRig(t *testing.T) *rig {

@@ -14,6 +14,7 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // TestConformance plays the scenarios of testdata/frames against a hub over real sockets.
@@ -21,7 +22,7 @@ func TestConformance(t *testing.T) {
 	t.Parallel()
 	bus := openBus(t, func(cfg *jetstream.Config) {
 		cfg.MemoryStorage, cfg.Limits.GroupsPerClient = true, 1000
-		cfg.Topics = []jetstream.TopicRule{{Pattern: "compacted.**", Compaction: true}, {Pattern: "room.**", Presence: true}, {Pattern: "short.**", Family: "short", MaxMsgs: 2}}
+		cfg.Topics = []topics.Rule{{Pattern: "compacted.**", Compaction: true}, {Pattern: "room.**", Presence: true}, {Pattern: "short.**", Family: "short", MaxMsgs: 2}}
 	})
 	for _, s := range loadScenarios(t, testToken) {
 		t.Run(s.Name, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 const cloudType, cloudBatchType = "application/cloudevents+json", "application/cloudevents-batch+json"
@@ -17,8 +18,8 @@ const cloudType, cloudBatchType = "application/cloudevents+json", "application/c
 // and the topic plain without a schema.
 func dataSchemaRig(t *testing.T) *rig {
 	t.Helper()
-	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{
-		{Pattern: "hosts.*", MaxAge: time.Hour, Compaction: true, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: "hosts"}},
+	r := newRigOn(t, jetstream.Config{Topics: []topics.Rule{
+		{Pattern: "hosts.*", MaxAge: time.Hour, Compaction: true, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Of: "hosts"}},
 	}}, nil)
 	for _, draft := range []string{
 		`{"schema":` + hostSchema + `}`,

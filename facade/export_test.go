@@ -24,6 +24,7 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // fill publishes events id-1 to id-n, of three keys and five correlation ids.
@@ -323,7 +324,7 @@ func TestBadRanges(t *testing.T) {
 // TestExportAfterRetention says that the beginning is gone.
 func TestExportAfterRetention(t *testing.T) {
 	t.Parallel()
-	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", MaxMsgs: 10}}}, nil)
+	r := newRigOn(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "short", MaxMsgs: 10}}}, nil)
 	r.fill(t, "short", 100, number)
 	a := r.ask(t, http.MethodGet, "/export?topic=short&ndjson=1", "")
 	if a.header.Get("Event-Truncated") != "true" || a.header.Get("Event-First-Id") != "id-91" || !slices.Equal(records(t, a.text), idsFrom(91, 100, 1)) {

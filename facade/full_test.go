@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // A topic that rejects is full: over HTTP, line by line, and over the WebSocket.
 func TestTopicFull(t *testing.T) {
 	t.Parallel()
-	r := newRigOn(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "strict", MaxMsgs: 10, OnFull: jetstream.OnFullReject}}}, nil)
+	r := newRigOn(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "strict", MaxMsgs: 10, OnFull: topics.OnFullReject}}}, nil)
 	p := r.login(t)
 	p.send(`{"op":"SUBSCRIBE","topic":"strict","group":"g","opts":{"maxInFlight":1}}`)
 	p.want(`{"op":"OK"}`)

@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // noticed is a client of a hub in this process, which is told of what happened to its groups.
@@ -21,7 +22,7 @@ type noticed struct {
 	conn *websocket.Conn
 }
 
-func newNoticed(t *testing.T, rules ...jetstream.TopicRule) *noticed {
+func newNoticed(t *testing.T, rules ...topics.Rule) *noticed {
 	t.Helper()
 	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), MemoryStorage: true, Topics: rules})
 	if err != nil {
@@ -84,7 +85,7 @@ const frameOK = `{"op":"OK"`
 // A group whose events were removed before it was given them learns of that before its next EVENT,
 // if its client asked for that.
 func TestEventsLost(t *testing.T) {
-	n := newNoticed(t, jetstream.TopicRule{Pattern: "t", MaxMsgs: 10})
+	n := newNoticed(t, topics.Rule{Pattern: "t", MaxMsgs: 10})
 	const event = `{"op":"EVENT","topic":"t","group":"g","event":`
 	const lost = `{"op":"ERR","code":"events_lost","msg":"t::g lost `
 	overtake := func(frame string, want ...string) {

@@ -8,6 +8,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/topics"
 )
 
 // schemaBytes is the most bytes of the body of a registration: a schema, and the casts.
@@ -81,7 +82,7 @@ func (s *Server) serveSchemas(w http.ResponseWriter, r *http.Request) {
 	rule := s.cfg.Bus.Rule(topic).Schema
 	list := schemaList{Topic: topic, Mode: string(rule.Mode), Compatibility: string(rule.Compatibility), Versions: []schemaEntry{}}
 	if list.Mode == "" {
-		list.Mode = string(jetstream.SchemaOff)
+		list.Mode = string(topics.SchemaOff)
 	}
 	if list.Compatibility == "" {
 		list.Compatibility = "backward"

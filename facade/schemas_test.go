@@ -11,12 +11,13 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
-var schemaRules = []jetstream.TopicRule{
-	{Pattern: "orders.*", MaxAge: time.Hour, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: "orders"}},
-	{Pattern: "orders", MaxAge: time.Hour, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce}},
-	{Pattern: "hosts", MaxAge: time.Hour, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Compatibility: "full"}},
+var schemaRules = []topics.Rule{
+	{Pattern: "orders.*", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Of: "orders"}},
+	{Pattern: "orders", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce}},
+	{Pattern: "hosts", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "full"}},
 }
 
 const hostSchema = `{"type":"object","required":["host"],"properties":{"host":{"type":"string"}},"additionalProperties":false}`

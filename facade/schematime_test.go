@@ -11,6 +11,7 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // slowSchema takes milliseconds for slowPayload.
@@ -31,7 +32,7 @@ func slowPayload(n int) string {
 func schemaRig(t *testing.T, each time.Duration) *rig {
 	t.Helper()
 	r := newRigOn(t, jetstream.Config{
-		Topics: []jetstream.TopicRule{{Pattern: "slow", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce}}},
+		Topics: []topics.Rule{{Pattern: "slow", Schema: topics.SchemaRule{Mode: topics.SchemaEnforce}}},
 		Limits: jetstream.Limits{ComputeTime: each},
 	}, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(newVerifier(t)) })
 	if _, _, err := jetstream.SchemasOf(r.bus).Register(t.Context(), "slow", jetstream.SchemaDraft{Schema: json.RawMessage(slowSchema)}); err != nil {

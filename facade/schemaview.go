@@ -13,6 +13,7 @@ import (
 	"eventhub/jetstream/cloudevents"
 	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/topics"
 )
 
 const (
@@ -42,8 +43,8 @@ func (r *optionReader) version(name string, raw []byte) int {
 		return 0
 	}
 	n, ok := integer(raw)
-	if !ok || n < 1 || n > jetstream.MaxSchemaVersions {
-		r.want(name, `an integer from 1 to `+strconv.Itoa(jetstream.MaxSchemaVersions)+`, or "`+latestVersion+`"`, raw)
+	if !ok || n < 1 || n > topics.MaxSchemaVersions {
+		r.want(name, `an integer from 1 to `+strconv.Itoa(topics.MaxSchemaVersions)+`, or "`+latestVersion+`"`, raw)
 		return 0
 	}
 	return int(n)
@@ -59,8 +60,8 @@ func versionParam(values url.Values) (int, *fault) {
 		return jetstream.SchemaLatest, nil
 	}
 	n, err := strconv.Atoi(given[0])
-	if len(given) > 1 || err != nil || n < 1 || n > jetstream.MaxSchemaVersions || strconv.Itoa(n) != given[0] {
-		return 0, &fault{code: codeBadOptions, msg: optSchemaVersion + " must be an integer from 1 to " + strconv.Itoa(jetstream.MaxSchemaVersions) +
+	if len(given) > 1 || err != nil || n < 1 || n > topics.MaxSchemaVersions || strconv.Itoa(n) != given[0] {
+		return 0, &fault{code: codeBadOptions, msg: optSchemaVersion + " must be an integer from 1 to " + strconv.Itoa(topics.MaxSchemaVersions) +
 			", or " + latestVersion + ", given once."}
 	}
 	return n, nil

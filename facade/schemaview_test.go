@@ -16,6 +16,7 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // castingRig has the topic hosts with three versions, and four events: one of version 1 by a native
@@ -28,8 +29,8 @@ func castingRig(t *testing.T) *rig {
 // castingRigOn is castingRig with a bus of this configuration.
 func castingRigOn(t *testing.T, on jetstream.Config) *rig {
 	t.Helper()
-	on.Topics = []jetstream.TopicRule{
-		{Pattern: "hosts", MaxAge: time.Hour, Compaction: true, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaWarn, Compatibility: "none"}},
+	on.Topics = []topics.Rule{
+		{Pattern: "hosts", MaxAge: time.Hour, Compaction: true, Schema: topics.SchemaRule{Mode: topics.SchemaWarn, Compatibility: "none"}},
 	}
 	r := newRigOn(t, on, nil)
 	for _, draft := range []string{

@@ -22,11 +22,12 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 	"eventhub/sdk/go/wire"
 )
 
 // keptRules compact all topics below kept.
-var keptRules = []jetstream.TopicRule{{Pattern: "kept.**", Compaction: true}}
+var keptRules = []topics.Rule{{Pattern: "kept.**", Compaction: true}}
 
 // newSnapRig is a rig with topics that are compacted, and with a door for native clients. change
 // may be nil.

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/topics"
 )
 
 // Admin has the operations of operators on the streams of a bus. An Admin is a small value that
@@ -17,8 +19,8 @@ func (b *Bus) Admin() Admin { return Admin{b} }
 
 // Snapshots returns the rules that are in force and request snapshots, the built-in rules included.
 // Each is for one topic, and its Every is filled in.
-func (a Admin) Snapshots() []TopicRule {
-	return a.bus.rules.snapshots()
+func (a Admin) Snapshots() []topics.Rule {
+	return a.bus.rules.Snapshots()
 }
 
 // admin has what operators look at and change: topics, rules, buckets, replicas, and the figures of

@@ -8,6 +8,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // errorCounts counts errors of JetStream.
@@ -37,7 +38,7 @@ func (c *errorCounts) of(code int) int {
 func TestJetStreamErrorsAreCounted(t *testing.T) {
 	t.Parallel()
 	seen := new(errorCounts)
-	b := open(t, Config{Observer: seen, Topics: []TopicRule{{Pattern: "small", MaxMsgs: 1, OnFull: OnFullReject}}})
+	b := open(t, Config{Observer: seen, Topics: []topics.Rule{{Pattern: "small", MaxMsgs: 1, OnFull: topics.OnFullReject}}})
 	const misleading = `{"error":{"code":500,"err_code":12345}}`
 	if _, err := b.Publish(t.Context(), "t", []byte(misleading), PublishOptions{Key: "k"}); err != nil {
 		t.Fatal(err)
@@ -104,8 +105,8 @@ func TestErrorsInAnswers(t *testing.T) {
 // left.
 func TestStorageIsListed(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{
-		{Pattern: "dropped", MaxBytes: 1 << 20}, {Pattern: "rejected", MaxBytes: 2 << 20, OnFull: OnFullReject}, {Pattern: "f.**", Family: "family"},
+	b := open(t, Config{Topics: []topics.Rule{
+		{Pattern: "dropped", MaxBytes: 1 << 20}, {Pattern: "rejected", MaxBytes: 2 << 20, OnFull: topics.OnFullReject}, {Pattern: "f.**", Family: "family"},
 	}})
 	for _, topic := range []string{"dropped", "rejected", "f.a", "unbounded"} {
 		publish(t, b, topic, "1")
@@ -115,10 +116,10 @@ func TestStorageIsListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]StreamStorage{
-		"dropped":   {Stream: "dropped", Topic: "dropped", MaxBytes: 1 << 20, OnFull: OnFullDrop},
-		"rejected":  {Stream: "rejected", Topic: "rejected", MaxBytes: 2 << 20, OnFull: OnFullReject},
-		"family":    {Stream: "family", OnFull: OnFullDrop},
-		"unbounded": {Stream: "unbounded", Topic: "unbounded", OnFull: OnFullDrop},
+		"dropped":   {Stream: "dropped", Topic: "dropped", MaxBytes: 1 << 20, OnFull: topics.OnFullDrop},
+		"rejected":  {Stream: "rejected", Topic: "rejected", MaxBytes: 2 << 20, OnFull: topics.OnFullReject},
+		"family":    {Stream: "family", OnFull: topics.OnFullDrop},
+		"unbounded": {Stream: "unbounded", Topic: "unbounded", OnFull: topics.OnFullDrop},
 	}
 	for _, s := range all {
 		if s.Bytes == 0 {

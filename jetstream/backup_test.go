@@ -21,10 +21,11 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // stateful is the rules of a hub with something of everything.
-var stateful = []TopicRule{{Pattern: "state.**", Compaction: true, MaxAge: time.Hour}}
+var stateful = []topics.Rule{{Pattern: "state.**", Compaction: true, MaxAge: time.Hour}}
 
 // fillHub makes something of everything that a hub stores.
 func fillHub(t *testing.T, b *Bus) {
@@ -392,7 +393,7 @@ func TestPlacesAfterAnElection(t *testing.T) {
 	}
 	refused.Store(0)
 	changed.Store(false)
-	ruled := open(t, Config{URL: url, Domain: proxyDomain, Topics: []TopicRule{{Pattern: "orders", MaxAge: 7 * 24 * time.Hour, Replicas: 1}}})
+	ruled := open(t, Config{URL: url, Domain: proxyDomain, Topics: []topics.Rule{{Pattern: "orders", MaxAge: 7 * 24 * time.Hour, Replicas: 1}}})
 	same(t, "apply", outcomes(apply(t, ruled, false)), []string{"change: orders: replicas is 3, the rule says 1, done true, error false"})
 	if cfg := settings("orders"); cfg.Replicas != 1 || cfg.Description != ".." {
 		t.Errorf("by its rule, the stream has %d copies and the description %q", cfg.Replicas, cfg.Description)

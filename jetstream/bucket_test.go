@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 func TestBucketNames(t *testing.T) {
@@ -112,7 +113,7 @@ func TestNativeClientsReadTheBucket(t *testing.T) {
 func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	plain := open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second}}})
+	plain := open(t, Config{Server: natstest.Embed(t, dir), Topics: []topics.Rule{{Pattern: "state.**", DuplicateWindow: time.Second}}})
 	twice := func(b *Bus, key string) event.Receipt {
 		first, err := b.Publish(t.Context(), "state.a", []byte("1"), PublishOptions{ID: key, Key: key})
 		if err != nil {
@@ -135,7 +136,7 @@ func TestBucketKeepsIDsThatCameTwice(t *testing.T) {
 	if err := plain.Close(); err != nil {
 		t.Fatal(err)
 	}
-	b := open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{{Pattern: "state.**", DuplicateWindow: time.Second, Compaction: true}}})
+	b := open(t, Config{Server: natstest.Embed(t, dir), Topics: []topics.Rule{{Pattern: "state.**", DuplicateWindow: time.Second, Compaction: true}}})
 	after := twice(b, "after")
 	filled(t, b, "state.a", "before", before)
 	filled(t, b, "state.a", "after", after)

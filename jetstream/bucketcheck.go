@@ -50,8 +50,8 @@ func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 			if ValidTopic(topic) != nil {
 				continue
 			}
-			rule := b.rules.of(topic)
-			if !rule.Compaction || rule.streamName(topic) != info.Config.Name {
+			rule := b.rules.Of(topic)
+			if !rule.Compaction || rule.StreamName(topic) != info.Config.Name {
 				continue
 			}
 			if t, err := b.streams.newTopic(topic, info, rule, false); err == nil {

@@ -6,13 +6,15 @@ import (
 	"testing"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/topics"
 )
 
 // TestBuiltinTopicsAreCreated creates the topics of the built-in rules, once, and says which cannot
 // be created.
 func TestBuiltinTopicsAreCreated(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "heartbeat.received", Family: "beats"}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "heartbeat.received", Family: "beats"}}})
 	makeStream(t, b, natsjs.StreamConfig{Name: "other", Subjects: []string{"event.process.state"}})
 	for range 2 {
 		err := b.Admin().CreateBuiltinTopics(t.Context())
@@ -33,7 +35,7 @@ func TestBuiltinTopicsAreCreated(t *testing.T) {
 // TestTopicCreate creates a topic as its first use would, and again.
 func TestTopicCreate(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "state", Compaction: true}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "state", Compaction: true}}})
 	for range 2 {
 		for topic, streams := range map[string][]string{"orders.placed": {"orders=2Eplaced"}, "state": {"state", "KV_latest_state"}, "dlq.orders": {"dlq"}} {
 			if err := b.Admin().Topic(topic).Create(t.Context()); err != nil {

@@ -3,7 +3,6 @@ package jetstream
 import (
 	"cmp"
 	"maps"
-	"net/url"
 	"strconv"
 	"strings"
 
@@ -11,41 +10,13 @@ import (
 	"eventhub/jetstream/event"
 )
 
-// maxSource is the most bytes of CloudEventsRule.Source.
-const maxSource = 512
-
-// CloudEventsRule says how the events of a topic look as CloudEvents.
-type CloudEventsRule struct {
-	// Source is the attribute source of events that have none of their own: a URI reference of at
-	// most 512 bytes. CloudEvents that come from this source keep their id as that of the event.
-	// Ids of all others are unique only together with their source, and the event's id is made of
-	// both. Defaults to /topics/ and the topic, which is no source of a CloudEvent that comes in.
-	Source string
-	// Headers adds the attributes as headers (ce-id, ce-source and so on) to events that are
-	// published without, for consumers that read the NATS binding. It requires Source.
-	Headers bool
-}
-
-// SourceOf returns the attribute source of those events of a topic that have none of their own.
-func (c CloudEventsRule) SourceOf(topic string) string { return cmp.Or(c.Source, "/topics/"+topic) }
-
-// checkCloudEvents reports the faults of CloudEvents in a rule.
-func (r *TopicRule) checkCloudEvents(check func(ok bool, fields []string, format string, args ...any)) {
-	c := r.CloudEvents
-	check(len(c.Source) <= maxSource, []string{fieldCloudSource}, "source has %d bytes; at most %d are allowed", len(c.Source), maxSource)
-	_, err := url.Parse(c.Source)
-	legal := err == nil && !strings.ContainsFunc(c.Source, func(c rune) bool { return c <= ' ' || c >= 0x7f })
-	check(legal, []string{fieldCloudSource}, "source %q is not a URI reference such as /orders or https://example.com/orders", c.Source)
-	check(!c.Headers || c.Source != "", []string{fieldCloudHeaders, fieldCloudSource}, "headers need a source; add source: /orders, or the URI of what publishes these events")
-}
-
 // cloudSource returns the source of the attributes that are added as headers to events of a topic,
 // or "" if none are. t is nil if this hub has not met the topic.
 func (p *publishing) cloudSource(topic string, t *topicInfo) string {
 	if t != nil {
 		return t.source
 	}
-	if rule := p.rules.of(topic).CloudEvents; rule.Headers {
+	if rule := p.rules.Of(topic).CloudEvents; rule.Headers {
 		return rule.Source
 	}
 	return ""

@@ -11,6 +11,7 @@ import (
 	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/schema/upcast"
+	"eventhub/jetstream/topics"
 )
 
 // Sizes that the bus is built around.
@@ -19,6 +20,9 @@ const (
 	defaultMaxPayload = 1 << 20
 	maxDelay          = 365 * 24 * time.Hour
 )
+
+// shareTime is the time for which Limits.KeyShare, DeadLetterShare and PutBackShare hold.
+const shareTime = 30 * 24 * time.Hour
 
 // Config configures a Bus. Either URL or Server is needed.
 type Config struct {
@@ -54,7 +58,7 @@ type Config struct {
 	// keeps 3 days, process.state and process.state.snapshot are compacted and keep 7, all others
 	// keep 7. A rule for ** comes after those, and before the last. New streams are made by them;
 	// those that exist stay as they are until ApplyTopics.
-	Topics []TopicRule
+	Topics []topics.Rule
 	// Casters are casts in Go, by the name of a schema and the version to which each leads from the
 	// version before. They replace the operations of that version in the registry. All hubs need
 	// the same.
@@ -86,98 +90,6 @@ type Config struct {
 	moveWait    time.Duration // how long a move waits at most for leases of before (freshLimit)
 }
 
-// TopicRule configures the streams of matching topics.
-type TopicRule struct {
-	// Pattern is a topic or a pattern. In a pattern, * is one segment, and ** at the end is any
-	// number of segments, including none.
-	Pattern string
-	// Family, if not empty, stores all matching topics in one stream of this name. By default each
-	// topic has a stream of its own.
-	Family string
-	// MaxAge, MaxBytes and MaxMsgs bound the stream; 0 means no bound. The server removes the
-	// oldest events beyond a bound. Dead letters (topics below dlq) are removed by MaxAge only: a
-	// stream that has no room for one refuses it, and the letter waits.
-	MaxAge   time.Duration
-	MaxBytes int64
-	MaxMsgs  int64
-	// OnFull is what happens when a bound is reached: OnFullDrop, the default, or OnFullReject,
-	// which requires MaxBytes or MaxMsgs and excludes Family. Dead letters have neither.
-	OnFull OnFull
-	// GroupAge is how long a group without members holds the events of a topic with OnFullReject:
-	// default 7 days, at least 1 s.
-	GroupAge time.Duration
-	// DuplicateWindow is how long an id is remembered. Default 2 min; 1 s at least.
-	DuplicateWindow time.Duration
-	// Replicas is the number of copies of the stream, and of its bucket: 1..5. Default
-	// Config.Replicas.
-	Replicas int
-	// Storage is StorageFile or StorageMemory. Config.MemoryStorage sets the default.
-	Storage Storage
-	// MaxPayload is the largest payload in bytes, at most Limits.MaxPayload, which is also the
-	// default.
-	MaxPayload int
-	// Compaction keeps the newest event of each key in a KV bucket, which the server fills from the
-	// stream. The bucket keeps the event until a tombstone removes it, whatever the bounds above.
-	// Events of such a topic need a key. Compaction excludes Family. It requires a MaxAge of 0 or
-	// at least an hour, a MaxMsgs of 0 or at least 100,000, and a MaxBytes of 0 or at least
-	// 128 MiB, so that the bucket gets each event before the stream removes it.
-	Compaction bool
-	// MaxKeys is the most keys of a topic with Compaction, without removed keys. Default
-	// 1,000,000. Beyond it, publishes of new keys get overloaded ("max_keys" in
-	// Observer.LimitReached). A hub learns once a minute of keys that other hubs and native clients
-	// make, and of keys that have gone.
-	MaxKeys int
-	// Snapshot, if not nil, requests snapshots. Pattern must then be a single topic, with
-	// Compaction or with Snapshot.KeySource. With KeySource, MaxAge, MaxMsgs and MaxBytes have the
-	// same minimum values as with Compaction.
-	Snapshot *SnapshotRule
-	// CloudEvents says how the events look as CloudEvents.
-	CloudEvents CloudEventsRule
-	// Presence keeps who listens to broadcasts of the topic. The bus only tells what the rule says,
-	// and carries what hubs tell one another.
-	Presence bool
-	// Schema says what the payloads are compared with.
-	Schema SchemaRule
-}
-
-// OnFull is what happens to events at the bounds of a topic.
-type OnFull string
-
-const (
-	// OnFullDrop removes the oldest events, whether groups have read them or not. The bus reports
-	// what groups have lost (SubscribeOptions.OnLost).
-	OnFullDrop OnFull = "drop"
-	// OnFullReject removes no event that a group has not settled, whatever its age. Publishes get
-	// topic_full while the topic has no room.
-	OnFullReject OnFull = "reject"
-)
-
-// SnapshotRule requests snapshots of the state of a topic, for consumers that start without state.
-// The bus only stores the rule; projections.Compactor writes the snapshots.
-type SnapshotRule struct {
-	// Topic receives the snapshots. It is a compacted topic.
-	Topic string
-	// Every is the interval: default 30 s, at least 1 s, and at most half of the MaxAge of a topic
-	// without compaction.
-	Every time.Duration
-	// KeySource, if not "", is a JSON pointer (RFC 6901) to the key in the payload of each event,
-	// for events without keys of their own. The key must be a string or a number. At most
-	// 512 bytes.
-	KeySource string
-	// BatchKeys, if not empty, restricts the snapshots to these keys: at most 1,000, each of 1 to
-	// 512 bytes.
-	BatchKeys []string
-}
-
-// Storage is the place where a stream is stored.
-type Storage string
-
-// The storages. The zero value leaves the choice to Config.MemoryStorage.
-const (
-	StorageFile   Storage = "file"
-	StorageMemory Storage = "memory" // does not survive a restart of the server
-)
-
 // Limits bound what a bus holds. Zero fields take the default. Observer.LimitReached counts how
 // often a limit is reached, under the name in parentheses.
 type Limits struct {
@@ -203,7 +115,7 @@ type Limits struct {
 	// DerivedKeysPerClient ("derived_keys_per_client") is the most keys that one client may make on
 	// topics of Config.Derived, counted as TopicsPerClient is: default 100,000 at once, and then
 	// DerivedKeyRate a second, default 1. Beyond the limit, events that make a new key get
-	// rate_limited. The default is a tenth of the default of TopicRule.MaxKeys, so that no client
+	// rate_limited. The default is a tenth of the default of topics.Rule.MaxKeys, so that no client
 	// alone makes such a topic take no more keys of others. Publishers without a client have no
 	// such limit.
 	DerivedKeysPerClient, DerivedKeyRate int
@@ -462,7 +374,7 @@ func (c *Config) validate() error {
 			c.Topics[i].Storage = ""
 		}
 	}
-	for _, fault := range ValidateRules(c.Topics) {
+	for _, fault := range topics.Validate(c.Topics) {
 		errs = append(errs, fault)
 	}
 	for _, r := range c.Topics {

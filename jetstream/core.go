@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/pacedlog"
+	"eventhub/jetstream/topics"
 )
 
 // core is what all parts of a bus share: its life, its settings, and its connections. Open adds
@@ -19,7 +20,7 @@ type core struct {
 
 	cfg    Config
 	limits Limits
-	rules  topicRules
+	rules  topics.Rules
 	log    *slog.Logger
 	often  *pacedlog.Log // lines that clients or an outage can repeat
 	obs    event.Observer
@@ -53,7 +54,7 @@ func openCore(ctx context.Context, cfg Config) (*core, error) {
 // not that of the bus.
 func newCore(ctx context.Context, cfg Config) *core {
 	c := &core{
-		cfg: cfg, limits: cfg.Limits, rules: withBuiltin(cfg.Topics), log: cfg.Logger, often: pacedlog.New(cfg.Logger), obs: cfg.Observer, tracer: cfg.Tracer,
+		cfg: cfg, limits: cfg.Limits, rules: topics.WithBuiltin(cfg.Topics), log: cfg.Logger, often: pacedlog.New(cfg.Logger), obs: cfg.Observer, tracer: cfg.Tracer,
 		clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)),
 	}
 	ignore := func(*link) {}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/topics"
 )
 
 // letterTopic is the stream of the dead letters, which can be made to take none.
@@ -194,7 +196,7 @@ func TestALetterTooLargeForItsStreamHasNoPayload(t *testing.T) {
 func TestAStreamThatDoesNotAnswerStopsNoOtherLetters(t *testing.T) {
 	t.Parallel()
 	const n = 100
-	b := open(t, Config{URL: natsServer(t), Connections: 1, Topics: []TopicRule{{Pattern: "dlq.**"}}})
+	b := open(t, Config{URL: natsServer(t), Connections: 1, Topics: []topics.Rule{{Pattern: "dlq.**"}}})
 	_, err := b.js.CreateStream(t.Context(), natsjs.StreamConfig{
 		Name: objectName("dlq.hangs"), Subjects: []string{plainSubject("dlq.hangs"), keyedPattern("dlq.hangs")}, NoAck: true, AllowDirect: true,
 	})

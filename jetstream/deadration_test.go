@@ -8,6 +8,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // Beyond its ration, the letters of a client wait. Its events are not delivered again meanwhile,
@@ -67,7 +68,7 @@ func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 // A full stream of dead letters removes none: new ones wait for room.
 func TestAFullStreamOfDeadLettersKeepsThem(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{AckWait: 2 * time.Second, deadRetry: time.Second, Topics: []TopicRule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 30_000}}})
+	b := open(t, Config{AckWait: 2 * time.Second, deadRetry: time.Second, Topics: []topics.Rule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 30_000}}})
 	payload := `"` + strings.Repeat("x", 8_000) + `"`
 	publish(t, b, "victim", payload)
 	for range 6 {
@@ -138,12 +139,12 @@ func TestAGroupWhoseLettersWaitIsPaused(t *testing.T) {
 func TestABoundOnDeadLettersRemovesNone(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	before := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "dlq.**", Family: "dlq"}}})
+	before := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "dlq.**", Family: "dlq"}}})
 	deadStream(t, before).change(func(cfg *natsjs.StreamConfig) { cfg.Discard, cfg.MaxBytes = natsjs.DiscardOld, -1 })
 	for range 5 {
 		publish(t, before, "dlq.orders", `"`+strings.Repeat("x", 1_000)+`"`)
 	}
-	b := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 2_000}}})
+	b := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 2_000}}})
 	changes, err := b.Admin().ApplyTopics(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // A hub that deletes a topic and dies after any of its requests leaves the topic as it was, or
@@ -19,7 +20,7 @@ import (
 func TestADeletionThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	rules := []TopicRule{{Pattern: "cut.*", Compaction: true}}
+	rules := []topics.Rule{{Pattern: "cut.*", Compaction: true}}
 	b := open(t, Config{URL: url, Topics: rules})
 	proxy := startAPIProxy(t, url)
 	dying := open(t, Config{URL: url, Topics: rules, Domain: proxyDomain})

@@ -8,6 +8,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/panics"
+	"eventhub/jetstream/topics"
 )
 
 // derivedRecent is how many keys a topic with DerivedKeys remembers that were counted and may not
@@ -45,7 +46,7 @@ func (p *publishing) derivedKeysOf(topic string) *derivedKeys {
 }
 
 // equip gives a topic what its publishes need.
-func (p *publishing) equip(t *topicInfo, rule *TopicRule) {
+func (p *publishing) equip(t *topicInfo, rule *topics.Rule) {
 	t.derived = p.derivedKeysOf(t.name)
 	t.schema = p.schemaGate(t.name, rule)
 }

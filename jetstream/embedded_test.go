@@ -10,6 +10,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
@@ -81,10 +82,10 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		"no nats":           {Config{}, "set URL, or Server"},
 		"two of them":       {Config{URL: "nats://127.0.0.1:1", Server: server}, "both URL and Server"},
 		"replicas alone":    {Config{Server: server, Replicas: 3}, "needs a cluster"},
-		"copies of a topic": {Config{Server: server, Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}, "needs a cluster"},
+		"copies of a topic": {Config{Server: server, Topics: []topics.Rule{{Pattern: "a", Replicas: 3}}}, "needs a cluster"},
 		"too large payload": {Config{Server: natstest.Embed(t, t.TempDir()), Limits: Limits{MaxPayload: 5 << 20}}, "the embedded server allows at most 4128768"},
 		"short ack wait":    {Config{AckWait: time.Millisecond}, "1s to 1h"},
-		"bad rule":          {Config{Topics: []TopicRule{{Pattern: "a.**.b"}}}, "at the end"},
+		"bad rule":          {Config{Topics: []topics.Rule{{Pattern: "a.**.b"}}}, "at the end"},
 		"negative limit":    {Config{Limits: Limits{Topics: -1}}, "positive"},
 	} {
 		if c.cfg.URL == "" && name != "no nats" && c.cfg.Server == nil {

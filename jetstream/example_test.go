@@ -10,10 +10,11 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/topics"
 )
 
 // openExample opens a bus with an embedded server of its own, and with rules for topics.
-func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) {
+func openExample(rules ...topics.Rule) (bus *jetstream.Bus, end func()) {
 	server, err := embedded.Start(context.Background(), embedded.Config{}) // in memory
 	if err != nil {
 		panic(err)
@@ -96,7 +97,7 @@ func ExamplePublisher() {
 
 // The newest event of each key of a compacted topic.
 func ExampleBus_Keys() {
-	bus, end := openExample(jetstream.TopicRule{Pattern: "sensor.state", Compaction: true})
+	bus, end := openExample(topics.Rule{Pattern: "sensor.state", Compaction: true})
 	defer end()
 	ctx := context.Background()
 
@@ -119,7 +120,7 @@ func ExampleBus_Keys() {
 
 // Watch the newest events of a compacted topic: first all keys as they are, then each change.
 func ExampleKeys_Watch() {
-	bus, end := openExample(jetstream.TopicRule{Pattern: "sensor.state", Compaction: true})
+	bus, end := openExample(topics.Rule{Pattern: "sensor.state", Compaction: true})
 	defer end()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -293,7 +294,7 @@ func ExampleSubscribeOptions_deadLetter() {
 // Learn how many events were removed before the group was given them. With OnFullReject in place of
 // the default, the last publish would get topic_full instead.
 func ExampleSubscribeOptions_lost() {
-	bus, end := openExample(jetstream.TopicRule{Pattern: "ticks", MaxMsgs: 10})
+	bus, end := openExample(topics.Rule{Pattern: "ticks", MaxMsgs: 10})
 	defer end()
 	ctx := context.Background()
 
@@ -388,7 +389,7 @@ func ExampleGroup_Move() {
 
 // List the newest events of all keys, page by page. A client may pass Next on to any hub.
 func ExampleKeys_List() {
-	bus, end := openExample(jetstream.TopicRule{Pattern: "settings", Compaction: true})
+	bus, end := openExample(topics.Rule{Pattern: "settings", Compaction: true})
 	defer end()
 	ctx := context.Background()
 

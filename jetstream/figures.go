@@ -295,7 +295,7 @@ type settledEvent struct {
 // topic is streams.existing. It returns errSilent if the stream of the topic does not answer.
 func (r *groupReader) topic(ctx context.Context, name string) (*topicInfo, error) {
 	return r.topics.get(name, func() (t *topicInfo, err error) {
-		err = r.within(ctx, r.admin.rules.of(name).streamName(name), func(ctx context.Context) error {
+		err = r.within(ctx, r.admin.rules.Of(name).StreamName(name), func(ctx context.Context) error {
 			t, err = r.admin.streams.existing(ctx, name)
 			return err
 		})

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/topics"
 )
 
 // Figures count while the leader of a consumer has heard of a majority.
@@ -55,7 +57,7 @@ func try(t *testing.T, what string, f func(context.Context) error) {
 func TestLagsWithoutALeader(t *testing.T) {
 	t.Parallel()
 	c := startProcesses(t, 3)
-	b := openRemote(t, Config{URL: c.urls(), Replicas: 3, Topics: []TopicRule{{Pattern: "alone", Replicas: 1}}})
+	b := openRemote(t, Config{URL: c.urls(), Replicas: 3, Topics: []topics.Rule{{Pattern: "alone", Replicas: 1}}})
 	for _, topic := range []string{"alone", "copied"} {
 		try(t, "topic "+topic+" has an event", func(ctx context.Context) error {
 			_, err := b.Publish(ctx, topic, []byte("1"), PublishOptions{ID: "one"})

@@ -96,7 +96,7 @@ func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
 	if err := ValidTopic(topic); err != nil {
 		return 0, err
 	}
-	info, err := r.findStream(ctx, r.rules.of(topic).streamName(topic))
+	info, err := r.findStream(ctx, r.rules.Of(topic).StreamName(topic))
 	if err != nil {
 		if errors.Is(err, event.ErrNotFound) {
 			return 0, event.ErrNotFound

@@ -10,11 +10,12 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 func TestFindIDs(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}, {Pattern: "few", MaxMsgs: 3}, {Pattern: "brief", MaxAge: time.Second}, {Pattern: "window", DuplicateWindow: 7 * time.Second}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "fam.**", Family: "fam"}, {Pattern: "few", MaxMsgs: 3}, {Pattern: "brief", MaxAge: time.Second}, {Pattern: "window", DuplicateWindow: 7 * time.Second}}})
 	began := time.Now()
 	put := func(topic, key string, ids ...string) {
 		t.Helper()

@@ -17,6 +17,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/topics"
 )
 
 func TestGroupStarts(t *testing.T) {
@@ -393,7 +394,7 @@ func TestGroupTTL(t *testing.T) {
 
 func TestGroupsOfAFamilyAreApart(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "user.*.events", Family: "users"}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "user.*.events", Family: "users"}}})
 	for i := range 3 {
 		publish(t, b, fmt.Sprintf("user.%d.events", i), fmt.Sprintf("of %d", i))
 	}

@@ -14,6 +14,7 @@ import (
 	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // smallDisk is an embedded server with a disk of its own, of size bytes.
@@ -121,7 +122,7 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 			seen := &counter{}
 			cfg := config(t)
 			cfg.Observer, cfg.askStorage = seen, 50*time.Millisecond
-			cfg.Topics = []TopicRule{{Pattern: "states", Compaction: true}}
+			cfg.Topics = []topics.Rule{{Pattern: "states", Compaction: true}}
 			b := open(t, cfg)
 			publish(t, b, "orders", numbers(2)...)
 			publish(t, b, "junk", "0")

@@ -3,13 +3,15 @@ package jetstream
 import (
 	"testing"
 	"time"
+
+	"eventhub/jetstream/topics"
 )
 
 // A bookmark does not take an event for settled because a hub still holds another, which retention
 // has removed.
 func TestABookmarkBesideRetention(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "short", MaxMsgs: 3}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "short", MaxMsgs: 3}}})
 	publish(t, b, "short", "1", "2", "3")
 	k := take(t, b, "short", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 3})
 	k.next()

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/topics"
 )
 
 const (
@@ -54,5 +56,5 @@ func (h Hubs) Listen(f func(message []byte)) (stop func(), err error) {
 
 // present reports whether a rule has Presence.
 func (h Hubs) present() bool {
-	return slices.ContainsFunc(h.core.rules, func(r TopicRule) bool { return r.Presence })
+	return slices.ContainsFunc(h.core.rules, func(r topics.Rule) bool { return r.Presence })
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // used is the CPU time of this process, server and hub together.
@@ -171,7 +172,7 @@ func subscribeAfter(ctx context.Context, b *Bus, client string) error {
 func TestWhatSearchesRemember(t *testing.T) {
 	t.Parallel()
 	const known = 6_000
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}, Limits: Limits{IDsKnown: known}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "fam.**", Family: "fam"}}, Limits: Limits{IDsKnown: known}})
 	rnd := rand.New(rand.NewPCG(1, 2))
 	stored := make(map[string]map[string]uint64)
 	topics := []string{"a", "b", "fam.x", "fam.y"}
@@ -198,7 +199,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 		in := stored[topic]
 		for id, seq := range in {
 			if rnd.IntN(10) == 0 {
-				s, err := b.js.Stream(t.Context(), b.rules.of(topic).streamName(topic))
+				s, err := b.js.Stream(t.Context(), b.rules.Of(topic).StreamName(topic))
 				if err != nil {
 					t.Fatal(err)
 				}

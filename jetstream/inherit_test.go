@@ -12,6 +12,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // ended waits until a group with a TTL has ended. If the process stood still, and so lost leases,
@@ -163,7 +164,7 @@ func TestANewGroupIsNotGivenWhatWasPutBack(t *testing.T) {
 // A topic that is full does not hold up delayed events for others.
 func TestAFullTopicDoesNotHoldUpDelayedEventsOfOthers(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "full", MaxMsgs: 2, OnFull: OnFullReject}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "full", MaxMsgs: 2, OnFull: topics.OnFullReject}}})
 	take(t, b, "full", "g", SubscribeOptions{From: FromEarliest})
 	publish(t, b, "full", "1", "2")
 	var wg sync.WaitGroup
@@ -319,7 +320,7 @@ func TestABookmarkDuringAMove(t *testing.T) {
 func TestDueEventsThatCannotBeStoredCount(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{
-		Topics: []TopicRule{{Pattern: "full", MaxMsgs: 2, OnFull: OnFullReject}},
+		Topics: []topics.Rule{{Pattern: "full", MaxMsgs: 2, OnFull: topics.OnFullReject}},
 		Limits: Limits{DelayedPerClient: 10},
 	})
 	take(t, b, "full", "g", SubscribeOptions{From: FromEarliest})

@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // metaPattern is where a stream's metadata says which rule made it.
@@ -25,7 +26,7 @@ type inventory struct {
 // topicStream is the stream of a topic, or of a family, as it is or should be.
 type topicStream struct {
 	topic string // "" for a family
-	rule  *TopicRule
+	rule  *topics.Rule
 	info  *natsjs.StreamInfo // nil when it does not exist
 }
 
@@ -60,7 +61,7 @@ func (inv *inventory) complete(ctx context.Context) error {
 	var wanted []string
 	for i := range inv.core.rules {
 		if r := &inv.core.rules[i]; r.Family != "" || ValidTopic(r.Pattern) == nil {
-			wanted = append(wanted, r.streamName(r.Pattern))
+			wanted = append(wanted, r.StreamName(r.Pattern))
 		}
 	}
 	for range 2 { // the streams of topics, and then the buckets of those that are compacted
@@ -102,7 +103,7 @@ func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
 	for i := range inv.core.rules {
 		if r := &inv.core.rules[i]; r.Family != "" && r.Family == info.Config.Name {
 			ours := func(subject string) bool {
-				return slices.ContainsFunc(r.subjects(""), func(own string) bool { return overlap(own, subject) })
+				return slices.ContainsFunc(r.Subjects(""), func(own string) bool { return overlap(own, subject) })
 			}
 			if slices.ContainsFunc(info.Config.Subjects, ours) {
 				return topicStream{rule: r, info: info}
@@ -112,7 +113,7 @@ func (inv *inventory) recognise(info *natsjs.StreamInfo) topicStream {
 	for _, s := range info.Config.Subjects {
 		topic := subjectTopic(s)
 		if topic != "" && ValidTopic(topic) == nil && objectName(topic) == info.Config.Name {
-			return topicStream{topic: topic, rule: inv.core.rules.of(topic), info: info}
+			return topicStream{topic: topic, rule: inv.core.rules.Of(topic), info: info}
 		}
 	}
 	return topicStream{}
@@ -139,8 +140,8 @@ func (inv *inventory) wanted(builtin bool) []topicStream {
 		if r.Family == "" {
 			s.topic = r.Pattern
 		}
-		first := slices.IndexFunc(inv.core.rules, func(other TopicRule) bool { return other.Pattern == r.Pattern })
-		if i == first && (builtin || configured(inv.core, r)) && (r.Family != "" || !wild(r.Pattern)) && !met[pair{s.topic, r.streamName(s.topic)}] {
+		first := slices.IndexFunc(inv.core.rules, func(other topics.Rule) bool { return other.Pattern == r.Pattern })
+		if i == first && (builtin || configured(inv.core, r)) && (r.Family != "" || ValidTopic(r.Pattern) == nil) && !met[pair{s.topic, r.StreamName(s.topic)}] {
 			all = append(all, s)
 		}
 	}
@@ -165,7 +166,7 @@ func (inv *inventory) forsaken(info *natsjs.StreamInfo) *TopicChange {
 		return nil
 	}
 	return &TopicChange{
-		Stream: name, Rule: pattern, Field: planFamily, Have: name, Want: "none", Kind: ChangeImpossible,
+		Stream: name, Rule: pattern, Field: fieldFamily, Have: name, Want: "none", Kind: ChangeImpossible,
 		Err: fmt.Errorf("no rule names the family any more, and its stream prevents streams for topics of %s; restore the rule, or delete the stream and its events", pattern),
 	}
 }
@@ -195,8 +196,8 @@ func (inv *inventory) bucket(topic string) (name string, info *natsjs.StreamInfo
 
 // configured reports whether the rule is one of Config.Topics. A built-in one with the same pattern
 // is never used.
-func configured(c *core, r *TopicRule) bool {
-	return slices.ContainsFunc(c.cfg.Topics, func(own TopicRule) bool { return own.Pattern == r.Pattern })
+func configured(c *core, r *topics.Rule) bool {
+	return slices.ContainsFunc(c.cfg.Topics, func(own topics.Rule) bool { return own.Pattern == r.Pattern })
 }
 
 // overlap reports whether there are subjects that both patterns take.
@@ -228,7 +229,7 @@ type TopicStatus struct {
 	// MaxBytes and MaxMsgs are the other bounds, 0 for none. OnFull is what happens at the bounds.
 	MaxBytes int64
 	MaxMsgs  int64
-	OnFull   OnFull
+	OnFull   topics.OnFull
 	// Stored is how many messages the stream has stored in all, those that are gone included.
 	Stored uint64
 	// First and Last are when the oldest and the newest message were stored; zero if there is none.
@@ -251,7 +252,7 @@ func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 		info := inv.byName[name]
 		status := TopicStatus{
 			Stream: name, Messages: info.State.Msgs, Bytes: info.State.Bytes, Stored: info.State.LastSeq, Age: info.Config.MaxAge,
-			MaxBytes: max(info.Config.MaxBytes, 0), MaxMsgs: max(info.Config.MaxMsgs, 0), OnFull: OnFullDrop,
+			MaxBytes: max(info.Config.MaxBytes, 0), MaxMsgs: max(info.Config.MaxMsgs, 0), OnFull: topics.OnFullDrop,
 		}
 		if info.State.Msgs > 0 {
 			status.First, status.Last = info.State.FirstTime, info.State.LastTime
@@ -266,7 +267,7 @@ func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 		}
 		status.Topic, status.Rule = s.topic, s.rule.Pattern
 		if k := b.streams.newKeeping(s.rule, &info.Config); k != nil {
-			status.OnFull, status.Age = OnFullReject, k.age
+			status.OnFull, status.Age = topics.OnFullReject, k.age
 		}
 		if s.topic != "" {
 			_, bucket := inv.bucket(s.topic)

@@ -444,5 +444,5 @@ func (b *Bus) Ready(ctx context.Context) error {
 }
 
 // MaxPayload returns the largest payload in bytes that a publish accepts. A topic may accept less
-// (TopicRule.MaxPayload).
+// (topics.Rule.MaxPayload).
 func (b *Bus) MaxPayload() int { return b.maxPayload }

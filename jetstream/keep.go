@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/topics"
 )
 
 // A topic that rejects (OnFull) has a stream that never removes anything by itself: it refuses new
@@ -40,10 +41,6 @@ const (
 	keepOf   = 8
 )
 
-// DefaultGroupAge is how long a group without members holds the events of a topic that rejects,
-// unless TopicRule.GroupAge says otherwise.
-const DefaultGroupAge = 7 * 24 * time.Hour
-
 // usualEvent is the size of an event for the number of publishes after which a topic is looked at.
 // Where events are larger, a refusal brings the next look.
 const usualEvent = 4 << 10
@@ -65,8 +62,8 @@ type keeping struct {
 	ignored map[string]bool // consumers that hold nothing; bounded by those of the stream
 }
 
-func (s *streams) newKeeping(rule *TopicRule, cfg *natsjs.StreamConfig) *keeping {
-	if rule.OnFull != OnFullReject || cfg.Discard != natsjs.DiscardNew {
+func (s *streams) newKeeping(rule *topics.Rule, cfg *natsjs.StreamConfig) *keeping {
+	if rule.OnFull != topics.OnFullReject || cfg.Discard != natsjs.DiscardNew {
 		return nil
 	}
 	every := int64(1 << 20)
@@ -76,7 +73,7 @@ func (s *streams) newKeeping(rule *TopicRule, cfg *natsjs.StreamConfig) *keeping
 	if cfg.MaxBytes > 0 {
 		every = min(every, cfg.MaxBytes/(2*keepOf)/usualEvent)
 	}
-	return &keeping{wake: s.keepNow, every: max(every, 1), age: rule.MaxAge, groupAge: cmp.Or(rule.GroupAge, DefaultGroupAge), ignored: make(map[string]bool)}
+	return &keeping{wake: s.keepNow, every: max(every, 1), age: rule.MaxAge, groupAge: cmp.Or(rule.GroupAge, topics.DefaultGroupAge), ignored: make(map[string]bool)}
 }
 
 // oneStored counts an event that the stream has stored.
@@ -112,7 +109,7 @@ func beyond(err error) bool {
 
 // rejects reports whether a rule makes topics that reject.
 func (a *admin) rejects() bool {
-	return slices.ContainsFunc(a.rules, func(r TopicRule) bool { return r.OnFull == OnFullReject })
+	return slices.ContainsFunc(a.rules, func(r topics.Rule) bool { return r.OnFull == topics.OnFullReject })
 }
 
 // keepTopics removes settled events from topics that reject, until the bus closes.
@@ -164,7 +161,7 @@ func (a *admin) findKept(ctx context.Context) (failed error) {
 	}
 	for _, info := range inv.byName {
 		s := inv.recognise(info)
-		if s.rule == nil || s.topic == "" || s.rule.OnFull != OnFullReject || a.streams.known(s.topic) != nil {
+		if s.rule == nil || s.topic == "" || s.rule.OnFull != topics.OnFullReject || a.streams.known(s.topic) != nil {
 			continue
 		}
 		if _, err := a.streams.topic(ctx, s.topic, ""); err != nil {

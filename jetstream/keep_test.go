@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // rejectEvents is how many events TestRejectLosesNothing publishes. RELIABILITY.md has a run with
@@ -37,7 +38,7 @@ func TestRejectLosesNothing(t *testing.T) {
 			seen := new(losses)
 			cfg := Config{
 				URL: url, Replicas: servers, Observer: seen,
-				Topics: []TopicRule{{Pattern: "orders", MaxMsgs: int64(events / 10), MaxBytes: int64(events / 10 * 100), OnFull: OnFullReject, MaxAge: time.Second, DuplicateWindow: time.Second}},
+				Topics: []topics.Rule{{Pattern: "orders", MaxMsgs: int64(events / 10), MaxBytes: int64(events / 10 * 100), OnFull: topics.OnFullReject, MaxAge: time.Second, DuplicateWindow: time.Second}},
 			}
 			a, b := open(t, cfg), open(t, cfg)
 			var got [2][]atomic.Int32
@@ -118,14 +119,14 @@ func TestRejectLosesNothing(t *testing.T) {
 // it has not read. When it goes on, there is room again.
 func TestRejectWaitsForTheSlowest(t *testing.T) {
 	t.Parallel()
-	for name, rule := range map[string]TopicRule{
-		"messages": {Pattern: "orders", MaxMsgs: 10, MaxAge: time.Second, DuplicateWindow: time.Second, OnFull: OnFullReject},
-		"bytes":    {Pattern: "orders", MaxBytes: 2000, OnFull: OnFullReject},
+	for name, rule := range map[string]topics.Rule{
+		"messages": {Pattern: "orders", MaxMsgs: 10, MaxAge: time.Second, DuplicateWindow: time.Second, OnFull: topics.OnFullReject},
+		"bytes":    {Pattern: "orders", MaxBytes: 2000, OnFull: topics.OnFullReject},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := natsServer(t)
-			b := open(t, Config{URL: url, Topics: []TopicRule{rule}})
+			b := open(t, Config{URL: url, Topics: []topics.Rule{rule}})
 			g := take(t, b, "orders", "slow", SubscribeOptions{From: FromEarliest, MaxInFlight: 1})
 			fast := take(t, b, "orders", "fast", SubscribeOptions{From: FromEarliest})
 			n := 0
@@ -188,7 +189,7 @@ func TestDeadGroupHoldsNothing(t *testing.T) {
 	t.Parallel()
 	server := natstest.Embed(t, t.TempDir())
 	seen := new(ignoring)
-	b := open(t, Config{Server: server, Observer: seen, Topics: []TopicRule{{Pattern: "orders", MaxMsgs: 10, OnFull: OnFullReject, GroupAge: 2 * time.Second}}})
+	b := open(t, Config{Server: server, Observer: seen, Topics: []topics.Rule{{Pattern: "orders", MaxMsgs: 10, OnFull: topics.OnFullReject, GroupAge: 2 * time.Second}}})
 	dead := take(t, b, "orders", "dead", SubscribeOptions{From: FromEarliest, MaxInFlight: 1})
 	alive := take(t, b, "orders", "alive", SubscribeOptions{From: FromEarliest, MaxInFlight: 1})
 	fillFrom(t, b, "orders", 0, 9)

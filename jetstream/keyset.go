@@ -12,11 +12,10 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 const (
-	// DefaultMaxKeys is the default of TopicRule.MaxKeys.
-	DefaultMaxKeys = 1_000_000
 	// keysWait is how long the first use of a topic waits until the keys of its bucket are read.
 	// The rest is read while the topic is used.
 	keysWait = 500 * time.Millisecond
@@ -29,12 +28,10 @@ const (
 	// keysStale is how many keys that the bucket has no longer a keySet may hold before it reads
 	// the bucket again, beside as many as the bucket has.
 	keysStale = 10_000
-	// keyShareTime is the time for which Limits.KeyShare holds.
-	keyShareTime = 30 * 24 * time.Hour
 )
 
 // ErrMaxKeys is the cause of the *Error (overloaded) for an event of a new key, when a compacted
-// topic has as many keys as its rule allows (TopicRule.MaxKeys). Nothing was stored.
+// topic has as many keys as its rule allows (topics.Rule.MaxKeys). Nothing was stored.
 var ErrMaxKeys = errors.New("jetstream: a topic has as many keys as its rule allows")
 
 var keySeed = maphash.MakeSeed()
@@ -60,10 +57,10 @@ type keySet struct {
 }
 
 // newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for it.
-func (p *publishing) newKeySet(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet {
+func (p *publishing) newKeySet(ctx context.Context, t *topicInfo, rule *topics.Rule, entries uint64) *keySet {
 	k := &keySet{publishing: p, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]bool), present: int(entries)} //nolint:gosec // far fewer
 	if k.most == 0 {
-		k.most = DefaultMaxKeys
+		k.most = topics.DefaultMaxKeys
 	}
 	if entries == 0 {
 		k.complete = true
@@ -211,7 +208,7 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 		if counts && p.keyShares.Wait(client) > 0 {
 			k.mu.Unlock()
 			return "key_share", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics in 30 days, which is its limit: one more is allowed every %v",
-				p.limits.KeyShare, max(keyShareTime/time.Duration(p.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
+				p.limits.KeyShare, max(shareTime/time.Duration(p.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
 		}
 		if counts && p.newKeys.Take(client) > 0 {
 			k.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // codeOf is the code of an error of the bus, and "" for none.
@@ -40,7 +41,7 @@ func putKey(tb testing.TB, b *Bus, client, topic, key string, tombstone bool) er
 // also after a restart. Keys that exist are free.
 func TestMaxKeys(t *testing.T) {
 	t.Parallel()
-	rules := []TopicRule{{Pattern: "state.few", Compaction: true, MaxKeys: 3}, {Pattern: "state.**", Compaction: true}}
+	rules := []topics.Rule{{Pattern: "state.few", Compaction: true, MaxKeys: 3}, {Pattern: "state.**", Compaction: true}}
 	url := natstest.Run(t).ClientURL()
 	cfg := Config{URL: url, Topics: rules, bucketCheck: 50 * time.Millisecond}
 	b, other := open(t, cfg), open(t, cfg)

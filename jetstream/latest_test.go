@@ -16,10 +16,11 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // compactedRules compact the topics that begin with state.
-var compactedRules = []TopicRule{{Pattern: "state.**", Compaction: true}}
+var compactedRules = []topics.Rule{{Pattern: "state.**", Compaction: true}}
 
 func set(tb testing.TB, b *Bus, topic, key, payload string) event.Receipt {
 	tb.Helper()
@@ -133,7 +134,7 @@ func TestReadsMakeNothing(t *testing.T) {
 
 func TestGetManyOfManyKeys(t *testing.T) {
 	t.Parallel()
-	rules := []TopicRule{{Pattern: "state.**", Compaction: true}, {Pattern: "plain"}}
+	rules := []topics.Rule{{Pattern: "state.**", Compaction: true}, {Pattern: "plain"}}
 	b := open(t, Config{Topics: rules})
 	const n = 2_500 // more than one question answers
 	var keys []string
@@ -201,7 +202,7 @@ func TestGetManyOfLargePayloads(t *testing.T) {
 func TestGetManyWithoutDirectReads(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	cfg := streamConfig(b.rules.of("theirs"), "theirs", &b.cfg)
+	cfg := streamConfig(b.rules.Of("theirs"), "theirs", &b.cfg)
 	cfg.AllowDirect = false
 	if _, err := b.js.CreateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
@@ -327,7 +328,7 @@ func TestKeysOfEveryByte(t *testing.T) {
 
 func TestCompactedTopicRefuses(t *testing.T) {
 	t.Parallel()
-	rules := []TopicRule{{Pattern: "state.**", Compaction: true, MaxPayload: 100}}
+	rules := []topics.Rule{{Pattern: "state.**", Compaction: true, MaxPayload: 100}}
 	b := open(t, Config{Topics: rules})
 	cases := []struct {
 		name    string

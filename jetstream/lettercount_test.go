@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // letterOf stores a dead letter of an event for a group.
@@ -31,7 +32,7 @@ func letterOf(t *testing.T, b *Bus, topic, group string, payload []byte) {
 // count: letters, discards, purges, and streams that were created again.
 func TestCountsFollowTheLetters(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{URL: natsServer(t), Topics: []TopicRule{{Pattern: "dlq.**", MaxAge: time.Hour}}})
+	b := open(t, Config{URL: natsServer(t), Topics: []topics.Rule{{Pattern: "dlq.**", MaxAge: time.Hour}}})
 	letters := b.Admin().DeadLetters()
 	topics, groups := []string{"a", "b", "own"}, []string{"g", "h"}
 	random := rand.New(rand.NewPCG(1, 2)) // the same steps each time

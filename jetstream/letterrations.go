@@ -24,7 +24,7 @@ func newLetterRations(c *core) *letterRations {
 	l := c.limits
 	return &letterRations{
 		core: c, rates: quota.New(float64(l.DeadLetterRate), l.DeadLetterBurst, l.Topics, nil),
-		shares: quota.New(float64(l.DeadLetterShare)/deadAge.Seconds(), l.DeadLetterShare, l.Topics, nil),
+		shares: quota.New(float64(l.DeadLetterShare)/shareTime.Seconds(), l.DeadLetterShare, l.Topics, nil),
 	}
 }
 

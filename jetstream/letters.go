@@ -53,7 +53,7 @@ func newLetters(r *reads, records *records, p *publishing, q *queues, k *backups
 		core: r.core, streams: r.streams, reads: r, records: records, publishing: p, queues: q, backups: k,
 		book:          newLetterBook(),
 		redrives:      quota.NewPlaces(l.Redrives, (l.Redrives+1)/2),
-		putBackShares: quota.New(float64(l.PutBackShare)/putBackAge.Seconds(), l.PutBackShare, l.Topics, nil),
+		putBackShares: quota.New(float64(l.PutBackShare)/shareTime.Seconds(), l.PutBackShare, l.Topics, nil),
 		puttingBack:   make(chan struct{}, 1),
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // losses is what subscribers of a group were told, and an Observer of it.
@@ -83,8 +84,8 @@ func fillFrom(tb testing.TB, b *Bus, topic string, from, to int) {
 }
 
 // bounded are rules for a topic whose events go by count, by size and by age.
-func bounded() map[string]TopicRule {
-	return map[string]TopicRule{
+func bounded() map[string]topics.Rule {
+	return map[string]topics.Rule{
 		"messages": {Pattern: "orders", MaxMsgs: 10},
 		"bytes":    {Pattern: "orders", MaxBytes: 1500},
 		// see expire
@@ -122,7 +123,7 @@ func expire(tb testing.TB, b *Bus) {
 
 // overtake publishes so many events, or has so many expire, that the group is overtaken, and
 // returns the first event that is left.
-func overtake(tb testing.TB, b *Bus, rule TopicRule) uint64 {
+func overtake(tb testing.TB, b *Bus, rule topics.Rule) uint64 {
 	tb.Helper()
 	fillFrom(tb, b, "orders", 4, 100)
 	if rule.MaxAge > 0 {
@@ -140,7 +141,7 @@ func TestLossIsCountedExactly(t *testing.T) {
 				t.Parallel()
 				url := natsServers(t, servers)
 				seen := new(losses)
-				b := open(t, Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}, Observer: seen})
+				b := open(t, Config{URL: url, Replicas: servers, Topics: []topics.Rule{rule}, Observer: seen})
 				g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 				fillFrom(t, b, "orders", 1, 3)
 				g.payloads(2)
@@ -184,7 +185,7 @@ func TestLossIsCountedOverRestarts(t *testing.T) {
 			t.Parallel()
 			url := natsServer(t)
 			seen := new(losses)
-			cfg := Config{URL: url, Topics: []TopicRule{rule}, Observer: seen}
+			cfg := Config{URL: url, Topics: []topics.Rule{rule}, Observer: seen}
 			b := open(t, cfg)
 			g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 			fillFrom(t, b, "orders", 1, 3)
@@ -215,7 +216,7 @@ func TestLossIsCountedOverARestartOfTheServer(t *testing.T) {
 	dir := t.TempDir()
 	seen := new(losses)
 	start := func() *Bus {
-		return open(t, Config{Server: natstest.Embed(t, dir), Topics: []TopicRule{bounded()["age"]}, Observer: seen})
+		return open(t, Config{Server: natstest.Embed(t, dir), Topics: []topics.Rule{bounded()["age"]}, Observer: seen})
 	}
 	b := start()
 	g := takeTold(t, b, "orders", SubscribeOptions{From: FromEarliest})
@@ -248,11 +249,11 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 		t.Run(fmt.Sprintf("on %d", servers), func(t *testing.T) {
 			t.Parallel()
 			url := natsServers(t, servers)
-			rule := TopicRule{Pattern: "orders", MaxMsgs: 10}
+			rule := topics.Rule{Pattern: "orders", MaxMsgs: 10}
 			seen := new(losses)
 			// A hub that gets no answer for 5 s cannot know what the other has counted.
 			log, alone := countLines(t, "this hub reports them by itself")
-			cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}, Observer: seen, Logger: log}
+			cfg := Config{URL: url, Replicas: servers, Topics: []topics.Rule{rule}, Observer: seen, Logger: log}
 			var members []*told
 			for range 2 {
 				b := open(t, cfg)
@@ -260,7 +261,7 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 					members = append(members, takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 2, From: FromEarliest}))
 				}
 			}
-			pub := open(t, Config{URL: url, Replicas: servers, Topics: []TopicRule{rule}})
+			pub := open(t, Config{URL: url, Replicas: servers, Topics: []topics.Rule{rule}})
 			var mu sync.Mutex
 			got, orders := make(map[uint64]bool), make(map[uint64]uint64)
 			var stored atomic.Uint64
@@ -340,10 +341,10 @@ func loseBehindASlowConnection(t *testing.T, log *slog.Logger) error {
 	t.Helper()
 	url := natsServer(t)
 	proxy := natstest.StartProxy(t, url)
-	rule := TopicRule{Pattern: "orders", MaxMsgs: 10}
+	rule := topics.Rule{Pattern: "orders", MaxMsgs: 10}
 	seen := new(losses)
-	b := open(t, Config{URL: proxy.URL(), Connections: 2, Topics: []TopicRule{rule}, Observer: seen, Logger: log})
-	pub := open(t, Config{URL: url, Topics: []TopicRule{rule}})
+	b := open(t, Config{URL: proxy.URL(), Connections: 2, Topics: []topics.Rule{rule}, Observer: seen, Logger: log})
+	pub := open(t, Config{URL: url, Topics: []topics.Rule{rule}})
 	members := make([]*told, b.cfg.Connections)
 	for slices.Contains(members, nil) {
 		m := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
@@ -402,7 +403,7 @@ func loseBehindASlowConnection(t *testing.T, log *slog.Logger) error {
 func TestLossOfReturnedEvents(t *testing.T) {
 	t.Parallel()
 	seen := new(losses)
-	b := open(t, Config{Server: natstest.Embed(t, t.TempDir()), Topics: []TopicRule{{Pattern: "orders", MaxMsgs: 10}}, Observer: seen})
+	b := open(t, Config{Server: natstest.Embed(t, t.TempDir()), Topics: []topics.Rule{{Pattern: "orders", MaxMsgs: 10}}, Observer: seen})
 	g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 3, From: FromEarliest, MaxAttempts: NeverGiveUp})
 	fillFrom(t, b, "orders", 1, 3)
 	d1, d2, d3 := g.next(), g.next(), g.next()
@@ -423,7 +424,7 @@ func TestNewGroupHasLostNothing(t *testing.T) {
 		t.Run(strconv.Itoa(servers), func(t *testing.T) {
 			t.Parallel()
 			seen := new(losses)
-			b := open(t, Config{URL: natsServers(t, servers), Replicas: servers, Topics: []TopicRule{{Pattern: "orders", MaxMsgs: 10}}, Observer: seen})
+			b := open(t, Config{URL: natsServers(t, servers), Replicas: servers, Topics: []topics.Rule{{Pattern: "orders", MaxMsgs: 10}}, Observer: seen})
 			fillFrom(t, b, "orders", 1, 100)
 			g := takeTold(t, b, "orders", SubscribeOptions{})
 			fillFrom(t, b, "orders", 101, 101)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // ack takes n events and settles those that pick selects.
@@ -168,7 +169,7 @@ func hasCode(err error, code string) bool {
 // TestBackCountsOnlyTheTopic steps back over events of other topics and over gaps.
 func TestBackCountsOnlyTheTopic(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "fam.**", Family: "fam"}}})
 	k := take(t, b, "fam.a", "g", SubscribeOptions{From: FromEarliest})
 	for i := range 30 {
 		for range i % 4 {
@@ -411,7 +412,7 @@ func TestBookmarksAreBounded(t *testing.T) {
 // TestGroupsPages lists groups page by page.
 func TestGroupsPages(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "fam.**", Family: "fam"}}})
 	var want []string
 	for _, topic := range []string{"fam.x", "fam.y", "orders"} {
 		for i := range 5 {

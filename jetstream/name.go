@@ -12,7 +12,6 @@ const MaxKey = native.MaxKey
 const (
 	maxTopicLen = native.MaxTopic
 	maxIDLen    = native.MaxID
-	maxNameLen  = 200 // the longest name of a stream or a consumer
 )
 
 // ValidTopic returns a bad_topic *Error unless topic is dot-separated segments of [A-Za-z0-9_-],

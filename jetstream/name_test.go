@@ -9,6 +9,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/native"
 )
 
 func TestKeyTokenRoundTrip(t *testing.T) {
@@ -55,7 +56,7 @@ func TestObjectNamesAreDistinctWhereCaseIsFolded(t *testing.T) {
 			t.Errorf("%q and %q share the name %s", n, other, got)
 		}
 		seen[got] = n
-		if len(got) > maxNameLen || strings.ContainsAny(got, ".*>/\\ \t") {
+		if len(got) > native.MaxObjectName || strings.ContainsAny(got, ".*>/\\ \t") {
 			t.Errorf("%q gives the unusable name %s", n, got)
 		}
 	}
@@ -87,48 +88,6 @@ func TestValidGroup(t *testing.T) {
 		if ValidGroup(bad) == nil {
 			t.Errorf("%q is accepted", bad)
 		}
-	}
-}
-
-func TestRuleMatches(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		pattern, topic string
-		want           bool
-	}{
-		{"**", "a", true},
-		{"**", "a.b.c", true},
-		{"a", "a", true},
-		{"a", "a.b", false},
-		{"a.b", "a", false},
-		{"a.*", "a", false},
-		{"a.*", "a.b", true},
-		{"a.*", "a.b.c", false},
-		{"*.b", "a.b", true},
-		{"a.**", "a", true},
-		{"a.**", "a.b.c", true},
-		{"a.**", "ab", false},
-		{"user.*.events", "user.7.events", true},
-		{"user.*.events", "user.7.other", false},
-		{"dlq.**", "dlq", true},
-	} {
-		r := TopicRule{Pattern: c.pattern}
-		if got := r.matches(c.topic); got != c.want {
-			t.Errorf("%s on %s: got %v", c.pattern, c.topic, got)
-		}
-	}
-}
-
-func TestRuleCheck(t *testing.T) {
-	t.Parallel()
-	for _, bad := range []TopicRule{{Pattern: ""}, {Pattern: "a.**.b"}, {Pattern: "a..b"}, {Pattern: "a.b*"}, {Pattern: "a", Family: "Not Lower"}, {Pattern: "**", Family: "all"}, {Pattern: "a", MaxAge: -1}} {
-		if len(bad.validate()) == 0 {
-			t.Errorf("%+v is accepted", bad)
-		}
-	}
-	good := TopicRule{Pattern: "user.*.events", Family: "users", MaxAge: time.Hour}
-	if faults := good.validate(); len(faults) > 0 {
-		t.Error(faults)
 	}
 }
 

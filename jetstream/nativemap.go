@@ -127,8 +127,8 @@ func (t *nativeTopic) gives(topic string, cfg *natsjs.ConsumerConfig) bool {
 // planNatively returns a topic that no stream of its own stores, as a hub would make it. free is
 // false if its stream would have the name of another stream, which exists or which a rule wants.
 func (a *access) planNatively(topic string, known *nativeMap) (t nativeTopic, free bool) {
-	r := a.rules.of(topic)
-	t = nativeTopic{name: topic, stream: r.streamName(topic), alone: r.Family == ""}
+	r := a.rules.Of(topic)
+	t = nativeTopic{name: topic, stream: r.StreamName(topic), alone: r.Family == ""}
 	_, exists := known.streams[t.stream]
 	if !t.alone {
 		_, family := known.families[t.stream]

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"eventhub/jetstream/topics"
 )
 
 // NativeRights is what a policy says about a client, in the terms of topics and groups. All fields
@@ -293,7 +295,7 @@ func (w *permissionWriter) readFamily(stream string, depth int) {
 		subjects, _ := w.subjects(r.Pattern, depth)
 		said := false
 		for _, s := range subjects {
-			if !slices.ContainsFunc(family.subjects(""), func(own string) bool { return overlap(own, s) }) {
+			if !slices.ContainsFunc(family.Subjects(""), func(own string) bool { return overlap(own, s) }) {
 				continue
 			}
 			// The server reads wildcards in the subject that a client asks for, and a * at the end
@@ -312,7 +314,7 @@ func (w *permissionWriter) readFamily(stream string, depth int) {
 }
 
 // familyOf returns the rule of a family stream, or nil.
-func (a *access) familyOf(stream string) *TopicRule {
+func (a *access) familyOf(stream string) *topics.Rule {
 	for i := range a.rules {
 		if r := &a.rules[i]; r.Family == stream {
 			return r

@@ -12,9 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"eventhub/jetstream/event"
-
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // ChangeKind is the effect of a TopicChange.
@@ -66,15 +67,15 @@ func (c *TopicChange) String() string {
 
 // The fields of changes: those that a topics file has, by the names that it gives them, and others.
 const (
-	planFamily          = "family"
-	planCompaction      = "compaction"
-	planAge             = "retention.age"
-	planBytes           = "retention.bytes"
-	planMessages        = "retention.messages"
-	planDuplicateWindow = "duplicate_window"
-	planReplicas        = "replicas"
-	planMaxPayload      = "max_payload"
-	planStorage         = "storage"
+	fieldFamily          = "family"
+	fieldCompaction      = "compaction"
+	fieldAge             = "retention.age"
+	fieldBytes           = "retention.bytes"
+	fieldMessages        = "retention.messages"
+	fieldDuplicateWindow = "duplicate_window"
+	fieldReplicas        = "replicas"
+	fieldMaxPayload      = "max_payload"
+	fieldStorage         = "storage"
 
 	fieldStream    = "stream"
 	fieldSubjects  = "subjects"
@@ -184,7 +185,7 @@ func (a *admin) apply(ctx context.Context, inv *inventory, s topicStream, planne
 	var own, bucket []*TopicChange
 	for i := range planned {
 		switch c := &planned[i]; {
-		case c.Field == planCompaction && c.Kind == ChangeCreate:
+		case c.Field == fieldCompaction && c.Kind == ChangeCreate:
 			c.Err = a.makeBucket(ctx, s)
 			c.Done = c.Err == nil
 		case c.set == nil || c.Kind == ChangeDeletes && !deleting:
@@ -205,7 +206,7 @@ func (a *admin) apply(ctx context.Context, inv *inventory, s topicStream, planne
 }
 
 // update carries out changes of one stream's configuration in one step.
-func (a *admin) update(ctx context.Context, rule *TopicRule, sets ...*TopicChange) error {
+func (a *admin) update(ctx context.Context, rule *topics.Rule, sets ...*TopicChange) error {
 	if len(sets) == 0 {
 		return nil
 	}
@@ -239,14 +240,14 @@ func (a *admin) makeBucket(ctx context.Context, s topicStream) error {
 
 // plan compares one stream with its rule.
 func (inv *inventory) plan(s topicStream) []TopicChange {
-	name := s.rule.streamName(s.topic)
+	name := s.rule.StreamName(s.topic)
 	var changes []TopicChange
 	if s.info == nil {
 		c := TopicChange{Topic: s.topic, Stream: name, Rule: s.rule.Pattern, Field: fieldStream, Have: "missing", Want: "made", Kind: ChangeCreate}
 		if _, exists := inv.byName[name]; exists {
 			c.Kind, c.Have = ChangeImpossible, "not the event bus's"
 			c.Err = fmt.Errorf("stream %s exists, but does not store the subjects of the topic; delete the stream, or choose another topic", name)
-		} else if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
+		} else if err := inv.overlap(name, s.rule.Subjects(s.topic)); err != nil {
 			c.Kind, c.Err = ChangeImpossible, err
 		}
 		return append(changes, c)
@@ -255,7 +256,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 		changes = compare(s.rule, s.topic, &s.info.Config, &inv.core.cfg)
 		for i := range changes {
 			if c := &changes[i]; c.Field == fieldSubjects && c.Kind == ChangeSafe {
-				if err := inv.overlap(name, s.rule.subjects(s.topic)); err != nil {
+				if err := inv.overlap(name, s.rule.Subjects(s.topic)); err != nil {
 					c.Kind, c.Err, c.set = ChangeImpossible, err, nil
 				}
 			}
@@ -265,7 +266,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 		return changes
 	}
 	bucket, filled := inv.bucket(s.topic)
-	c := TopicChange{Topic: s.topic, Stream: bucket, Rule: s.rule.Pattern, Field: planCompaction}
+	c := TopicChange{Topic: s.topic, Stream: bucket, Rule: s.rule.Pattern, Field: fieldCompaction}
 	switch n := s.rule.Replicas; {
 	case s.rule.Compaction && filled == nil:
 		c.Have, c.Want, c.Kind = "false", "true", ChangeCreate
@@ -284,7 +285,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 }
 
 // compare says how a stream differs from its rule.
-func compare(r *TopicRule, topic string, have *natsjs.StreamConfig, defaults *Config) (changes []TopicChange) {
+func compare(r *topics.Rule, topic string, have *natsjs.StreamConfig, defaults *Config) (changes []TopicChange) {
 	want := streamConfig(r, topic, defaults)
 	differs := func(field, has, wants string, kind ChangeKind, set func(*natsjs.StreamConfig)) {
 		changes = append(changes, TopicChange{Topic: topic, Stream: have.Name, Rule: r.Pattern, Field: field, Have: has, Want: wants, Kind: kind, set: set})
@@ -311,24 +312,24 @@ func compare(r *TopicRule, topic string, have *natsjs.StreamConfig, defaults *Co
 		has, wants = max(has, 0), max(wants, 0)
 		switch {
 		case has == wants:
-		case wants == 0 || has != 0 && has < wants, want.Discard == natsjs.DiscardNew && field != planAge:
+		case wants == 0 || has != 0 && has < wants, want.Discard == natsjs.DiscardNew && field != fieldAge:
 			differs(field, text(has), text(wants), ChangeSafe, set)
 		default:
 			differs(field, text(has), text(wants), ChangeDeletes, set)
 		}
 	}
-	bound(planAge, int64(have.MaxAge), int64(want.MaxAge), func(n int64) string { return AgeText(time.Duration(n)) }, func(c *natsjs.StreamConfig) { c.MaxAge = want.MaxAge })
-	bound(planBytes, have.MaxBytes, want.MaxBytes, sizeText, func(c *natsjs.StreamConfig) { c.MaxBytes = want.MaxBytes })
-	bound(planMessages, have.MaxMsgs, want.MaxMsgs, countText, func(c *natsjs.StreamConfig) { c.MaxMsgs = want.MaxMsgs })
+	bound(fieldAge, int64(have.MaxAge), int64(want.MaxAge), func(n int64) string { return topics.AgeText(time.Duration(n)) }, func(c *natsjs.StreamConfig) { c.MaxAge = want.MaxAge })
+	bound(fieldBytes, have.MaxBytes, want.MaxBytes, topics.SizeText, func(c *natsjs.StreamConfig) { c.MaxBytes = want.MaxBytes })
+	bound(fieldMessages, have.MaxMsgs, want.MaxMsgs, countText, func(c *natsjs.StreamConfig) { c.MaxMsgs = want.MaxMsgs })
 	bound(fieldPerKey, have.MaxMsgsPerSubject, 0, countText, func(c *natsjs.StreamConfig) { c.MaxMsgsPerSubject = -1 })
 	if have.Duplicates != want.Duplicates {
-		differs(planDuplicateWindow, AgeText(have.Duplicates), AgeText(want.Duplicates), ChangeSafe, func(c *natsjs.StreamConfig) { c.Duplicates = want.Duplicates })
+		differs(fieldDuplicateWindow, topics.AgeText(have.Duplicates), topics.AgeText(want.Duplicates), ChangeSafe, func(c *natsjs.StreamConfig) { c.Duplicates = want.Duplicates })
 	}
 	if r.Replicas != 0 && have.Replicas != want.Replicas { // a default is for new streams only
-		differs(planReplicas, countText(int64(have.Replicas)), countText(int64(want.Replicas)), ChangeSafe, func(c *natsjs.StreamConfig) { c.Replicas = want.Replicas })
+		differs(fieldReplicas, countText(int64(have.Replicas)), countText(int64(want.Replicas)), ChangeSafe, func(c *natsjs.StreamConfig) { c.Replicas = want.Replicas })
 	}
 	if has := max(have.MaxMsgSize, -1); has != want.MaxMsgSize && (has > 0 || want.MaxMsgSize > 0) {
-		differs(planMaxPayload, payloadText(has), payloadText(want.MaxMsgSize), ChangeSafe, func(c *natsjs.StreamConfig) { c.MaxMsgSize = want.MaxMsgSize })
+		differs(fieldMaxPayload, payloadText(has), payloadText(want.MaxMsgSize), ChangeSafe, func(c *natsjs.StreamConfig) { c.MaxMsgSize = want.MaxMsgSize })
 	}
 	if !have.AllowDirect {
 		differs(fieldDirect, "false", "true", ChangeSafe, func(c *natsjs.StreamConfig) { c.AllowDirect = true })
@@ -341,7 +342,7 @@ func compare(r *TopicRule, topic string, have *natsjs.StreamConfig, defaults *Co
 		differs(fieldDiscard, "new", "old", ChangeDeletes, func(c *natsjs.StreamConfig) { c.Discard, c.DiscardNewPerSubject = natsjs.DiscardOld, false })
 	}
 	if r.Storage != "" && have.Storage != want.Storage {
-		impossible(planStorage, storAgeText(have.Storage), storAgeText(want.Storage), "a stream cannot move between file and memory; delete the stream and its events, or restore the storage of the rule")
+		impossible(fieldStorage, storAgeText(have.Storage), storAgeText(want.Storage), "a stream cannot move between file and memory; delete the stream and its events, or restore the storage of the rule")
 	}
 	if have.Retention != natsjs.LimitsPolicy {
 		impossible(fieldRetention, strings.ToLower(have.Retention.String()), "limits", "the stream deletes acknowledged events, so groups lose events; delete and create the topic without that policy")
@@ -350,7 +351,7 @@ func compare(r *TopicRule, topic string, have *natsjs.StreamConfig, defaults *Co
 }
 
 // reportDrift tells operators that a stream is not what its rule says. The stream is used as it is.
-func (c *core) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInfo) {
+func (c *core) reportDrift(topic string, rule *topics.Rule, info *natsjs.StreamInfo) {
 	changes := compare(rule, topic, &info.Config, &c.cfg)
 	if len(changes) == 0 {
 		return
@@ -361,45 +362,6 @@ func (c *core) reportDrift(topic string, rule *TopicRule, info *natsjs.StreamInf
 	}
 	c.often.Log(c.ctx, slog.LevelWarn, "stream differs from its rule", topic, slog.String("topic", topic), slog.String("stream", info.Config.Name),
 		slog.String("drift", strings.Join(drift, "; ")))
-}
-
-// AgeText formats a duration in the units of a topics file.
-func AgeText(d time.Duration) string {
-	const day = 24 * time.Hour
-	if d <= 0 {
-		return "none"
-	}
-	var text string
-	if days := d / day; days > 0 {
-		text, d = fmt.Sprintf("%dd", days), d%day
-		if d == 0 {
-			return text
-		}
-	}
-	rest := d.String()
-	if s, ok := strings.CutSuffix(rest, "m0s"); ok {
-		rest = s + "m"
-	}
-	if s, ok := strings.CutSuffix(rest, "h0m"); ok {
-		rest = s + "h"
-	}
-	return text + rest
-}
-
-// sizeText is a number of bytes in the units of a topics file.
-func sizeText(n int64) string {
-	if n <= 0 {
-		return "none"
-	}
-	for _, unit := range []struct {
-		size int64
-		name string
-	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if n%unit.size == 0 {
-			return fmt.Sprintf("%d%s", n/unit.size, unit.name)
-		}
-	}
-	return strconv.FormatInt(n, 10)
 }
 
 // countText is a number in a topics file.
@@ -418,12 +380,12 @@ func payloadText(n int32) string {
 	if n <= event.PayloadMargin {
 		return "0"
 	}
-	return sizeText(int64(n) - event.PayloadMargin)
+	return topics.SizeText(int64(n) - event.PayloadMargin)
 }
 
 func storAgeText(s natsjs.StorageType) string {
 	if s == natsjs.MemoryStorage {
-		return string(StorageMemory)
+		return string(topics.StorageMemory)
 	}
-	return string(StorageFile)
+	return string(topics.StorageFile)
 }

@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 func plan(tb testing.TB, b *Bus) []TopicChange {
@@ -73,8 +74,8 @@ func makeStream(tb testing.TB, b *Bus, cfg natsjs.StreamConfig) {
 
 func TestApplyMakesWhatRulesName(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{
-		{Pattern: "orders", MaxAge: time.Hour, MaxBytes: 1 << 20, MaxMsgs: 1000, DuplicateWindow: time.Minute, MaxPayload: 1 << 10, Storage: StorageMemory},
+	b := open(t, Config{Topics: []topics.Rule{
+		{Pattern: "orders", MaxAge: time.Hour, MaxBytes: 1 << 20, MaxMsgs: 1000, DuplicateWindow: time.Minute, MaxPayload: 1 << 10, Storage: topics.StorageMemory},
 		{Pattern: "user.*", Family: "users"},
 		{Pattern: "state", Compaction: true},
 		{Pattern: "other.*"},
@@ -120,10 +121,10 @@ func TestApplyMakesWhatRulesName(t *testing.T) {
 func TestNothingIsDeletedUnlessTold(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	before := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "t.*"}, {Pattern: "f.*", Family: "f"}}})
+	before := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "t.*"}, {Pattern: "f.*", Family: "f"}}})
 	publish(t, before, "t.a", numbers(10)...)
 	publish(t, before, "f.a", numbers(10)...)
-	after := open(t, Config{URL: url, Topics: []TopicRule{
+	after := open(t, Config{URL: url, Topics: []topics.Rule{
 		{Pattern: "t.*", MaxAge: time.Hour, MaxBytes: 1000, MaxMsgs: 3, DuplicateWindow: time.Minute},
 		{Pattern: "f.*", Family: "f", MaxMsgs: 5},
 	}})
@@ -169,8 +170,8 @@ func TestNoRuleDeletesByItself(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	pick := func() TopicRule {
-		return TopicRule{
+	pick := func() topics.Rule {
+		return topics.Rule{
 			Pattern: "t.*", MaxAge: []time.Duration{0, time.Minute, time.Hour, 24 * time.Hour}[random.IntN(4)],
 			MaxBytes: []int64{0, 1 << 10, 1 << 20}[random.IntN(3)], MaxMsgs: []int64{0, 5, 1000}[random.IntN(3)],
 			DuplicateWindow: []time.Duration{0, time.Second, time.Minute}[random.IntN(3)],
@@ -179,10 +180,10 @@ func TestNoRuleDeletesByItself(t *testing.T) {
 	}
 	for i := range 25 {
 		topic := fmt.Sprintf("t.%d", i)
-		b := open(t, Config{URL: url, Connections: 1, Topics: []TopicRule{pick()}})
+		b := open(t, Config{URL: url, Connections: 1, Topics: []topics.Rule{pick()}})
 		publish(t, b, topic, numbers(20)...)
 		old := streamInfo(t, b, objectName(topic))
-		next := open(t, Config{URL: url, Connections: 1, Topics: []TopicRule{pick()}})
+		next := open(t, Config{URL: url, Connections: 1, Topics: []topics.Rule{pick()}})
 		for _, c := range apply(t, next, false) {
 			if c.Err != nil || c.Done == (c.Kind == ChangeDeletes) {
 				t.Errorf("%s: %s, done %v, %v", c.String(), c.Kind, c.Done, c.Err)
@@ -202,7 +203,7 @@ func TestNoRuleDeletesByItself(t *testing.T) {
 // TestApplyKeepsWhatOthersChangedMeanwhile: the plan is old when it is carried out.
 func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, DuplicateWindow: time.Minute}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "t", MaxAge: time.Hour, DuplicateWindow: time.Minute}}})
 	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 30 * time.Minute, AllowDirect: true, Duplicates: time.Second})
 	inv, err := takeInventory(t.Context(), b.core)
 	if err != nil {
@@ -225,8 +226,8 @@ func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 
 func TestWhatCannotBeDone(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{
-		{Pattern: "memory", Storage: StorageMemory, MaxAge: time.Hour},
+	b := open(t, Config{Topics: []topics.Rule{
+		{Pattern: "memory", Storage: topics.StorageMemory, MaxAge: time.Hour},
 		{Pattern: "queue"},
 		{Pattern: "foreign"},
 		{Pattern: "taken"},
@@ -262,9 +263,9 @@ func TestWhatCannotBeDone(t *testing.T) {
 func TestSubjectsGrowWithTheFamily(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	before := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}}})
+	before := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "user.*", Family: "users"}}})
 	publish(t, before, "user.a", "1")
-	after := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "user.**", Family: "users"}}})
+	after := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "user.**", Family: "users"}}})
 	if changes := apply(t, after, false); len(changes) != 1 || !changes[0].Done || changes[0].Field != "subjects" {
 		t.Errorf("got %v", outcomes(changes))
 	}
@@ -280,7 +281,7 @@ func TestOneFailureStopsNothing(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	publish(t, open(t, Config{URL: url}), "t", "1")
-	b := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "new", Replicas: 3}, {Pattern: "t", Replicas: 3, MaxAge: 30 * 24 * time.Hour}, {Pattern: "fine"}}})
+	b := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "new", Replicas: 3}, {Pattern: "t", Replicas: 3, MaxAge: 30 * 24 * time.Hour}, {Pattern: "fine"}}})
 	same(t, "apply", outcomes(apply(t, b, false)), []string{
 		"change: t: retention.age is 7d, the rule says 30d, done true, error false",
 		"change: t: replicas is 1, the rule says 3, done false, error true",
@@ -305,7 +306,7 @@ func TestBucketsOfTopicsThatExist(t *testing.T) {
 	}
 	same(t, "second apply", outcomes(apply(t, b, false)), nil)
 
-	off := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "process.*", MaxAge: time.Hour}}})
+	off := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "process.*", MaxAge: time.Hour}}})
 	want := []string{"impossible: process.state: compaction is true, the rule says false, done false, error true"}
 	same(t, "compaction switched off", outcomes(apply(t, off, true)), want)
 	if n := streamInfo(t, b, "KV_latest_process_state").State.Msgs; n != 1 {
@@ -316,9 +317,9 @@ func TestBucketsOfTopicsThatExist(t *testing.T) {
 func TestTwoHubsApplyAtOnce(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	var rules []TopicRule
+	var rules []topics.Rule
 	for i := range 20 {
-		rules = append(rules, TopicRule{Pattern: fmt.Sprintf("t.%d", i), MaxAge: time.Hour * time.Duration(1+i), Compaction: i%2 == 0})
+		rules = append(rules, topics.Rule{Pattern: fmt.Sprintf("t.%d", i), MaxAge: time.Hour * time.Duration(1+i), Compaction: i%2 == 0})
 	}
 	wider := slices.Clone(rules)
 	for i := range wider {
@@ -350,7 +351,7 @@ func TestDriftIsReportedAndUsed(t *testing.T) {
 	var mu sync.Mutex
 	var log bytes.Buffer
 	b := open(t, Config{
-		Topics: []TopicRule{{Pattern: "t", MaxAge: time.Hour, MaxMsgs: 5}},
+		Topics: []topics.Rule{{Pattern: "t", MaxAge: time.Hour, MaxMsgs: 5}},
 		Logger: slog.New(slog.NewTextHandler(&lockedWriter{mu: &mu, w: &log}, nil)),
 	})
 	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 2 * time.Hour, AllowDirect: true})
@@ -380,21 +381,21 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 func TestReplicasOfStreamAndBucket(t *testing.T) {
 	t.Parallel()
 	url := threeServers(t)
-	before := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "state", Compaction: true}}})
+	before := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "state", Compaction: true}}})
 	if n := len(apply(t, before, false)); n != 2 {
 		t.Errorf("%d changes, want a stream and a bucket", n)
 	}
 	if _, err := before.Publish(t.Context(), "state", []byte("1"), PublishOptions{Key: "k"}); err != nil {
 		t.Fatal(err)
 	}
-	after := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "state", Compaction: true, Replicas: 3}}})
+	after := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "state", Compaction: true, Replicas: 3}}})
 	same(t, "apply", outcomes(apply(t, after, false)), []string{
 		"change: state: replicas is 1, the rule says 3, done true, error false",
 		"change: state: replicas of the bucket is 1, the rule says 3, done true, error false",
 	})
 	same(t, "second apply", outcomes(apply(t, after, false)), nil)
 	// The number of copies that a rule does not name is for new streams only.
-	unnamed := open(t, Config{URL: url, Topics: []TopicRule{{Pattern: "state", Compaction: true}}})
+	unnamed := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "state", Compaction: true}}})
 	same(t, "a rule without replicas", outcomes(apply(t, unnamed, true)), nil)
 	if e, err := after.Keys("state").Get(t.Context(), "k"); err != nil || string(e.Payload) != "1" {
 		t.Errorf("%v, %v", e, err)

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/native"
 )
 
 // Position is a starting point in a topic: FromLatest (the zero value), FromEarliest, FromTime or
@@ -70,7 +71,7 @@ func (p Position) validate() error {
 		return event.BadOptions("this position is relative to a group: only a group can be moved to it")
 	case p.kind == atTime && p.at.Before(time.Unix(0, 0)):
 		return event.BadOptions("opts.ts is %d: it is epoch milliseconds, 0 or more", p.at.UnixMilli())
-	case p.kind == atID && (p.id == "" || len(p.id) > maxNameLen+maxIDLen):
+	case p.kind == atID && (p.id == "" || len(p.id) > native.MaxObjectName+maxIDLen):
 		return event.BadOptions("opts.afterId has %d bytes: an event's id is needed", len(p.id))
 	}
 	return nil

@@ -268,7 +268,7 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 		if err := ValidTopic(topic); err != nil {
 			return nil, err
 		}
-		rule := p.rules.of(topic)
+		rule := p.rules.Of(topic)
 		compacted = rule.Compaction
 		if rule.MaxPayload > 0 {
 			limit = min(limit, rule.MaxPayload)
@@ -295,7 +295,7 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 		return t, t.schema.admit(ctx, payload, opts, client, t.obs)
 	}
 	if t == nil {
-		if gate := p.schemaGate(topic, p.rules.of(topic)); gate != nil {
+		if gate := p.schemaGate(topic, p.rules.Of(topic)); gate != nil {
 			return nil, gate.admit(ctx, payload, opts, client, nil)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
@@ -45,7 +46,7 @@ func TestPublishKeepsTheOrderOfCalls(t *testing.T) {
 
 func TestSameIDIsStoredOnce(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "fam.**", Family: "fam"}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "fam.**", Family: "fam"}}})
 	for _, topic := range []string{"alone", "fam.one", "fam.two"} {
 		first, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{ID: "x", Key: "k1"})
 		if err != nil {

@@ -19,7 +19,7 @@ type publishing struct {
 	schedules *schedules
 
 	newKeys   *quota.Set // keys of compacted topics, by the client that made them
-	keyShares *quota.Set // the same over keyShareTime
+	keyShares *quota.Set // the same over shareTime
 	// newDerived counts keys that projections make from events, by the client that published these.
 	newDerived *quota.Set
 	keyLooks   *quota.Set // look-ups of keys that would be refused, by client
@@ -33,7 +33,7 @@ func newPublishing(c *core, s *streams, r *reads, m *schemas) *publishing {
 	p := &publishing{
 		core: c, streams: s, reads: r, schemas: m,
 		newKeys:       quota.New(float64(l.KeyRate), l.KeysPerClient, l.Topics, nil),
-		keyShares:     quota.New(float64(l.KeyShare)/keyShareTime.Seconds(), l.KeyShare, l.Topics, nil),
+		keyShares:     quota.New(float64(l.KeyShare)/shareTime.Seconds(), l.KeyShare, l.Topics, nil),
 		newDerived:    quota.New(float64(l.DerivedKeyRate), l.DerivedKeysPerClient, l.Topics, nil),
 		keyLooks:      quota.New(keyLooks, keyLooks, l.Topics, nil),
 		letterRations: newLetterRations(c),

@@ -15,6 +15,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 // readAllOf returns the payloads of a range, in order.
@@ -211,7 +212,7 @@ func TestReadLargeEvents(t *testing.T) {
 // TestReadFamily reads one topic of a stream with many.
 func TestReadFamily(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "family.*", Family: "families"}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "family.*", Family: "families"}}})
 	for i := range 300 {
 		fillTopic(t, b, fmt.Sprintf("family.%d", i%3), i, i)
 	}

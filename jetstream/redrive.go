@@ -26,8 +26,6 @@ const (
 	redrivesWaiting = 16
 	// tellEvery is how often progress is told while nothing is selected.
 	tellEvery = 5 * time.Second
-	// putBackAge is the time in which one client may put back Limits.PutBackShare.
-	putBackAge = deadAge
 )
 
 // RedriveOptions configure a redrive or a discard. The zero value puts events back to the group

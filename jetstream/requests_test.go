@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // TestRequests compares what Open and Close say to NATS, and in which order, with a file. Each
@@ -59,7 +60,7 @@ func requests(t *testing.T) (said string, late bool) {
 // requestsConfig completes a configuration. A rule asks for schemas, one dead letter of a client
 // passes at once, and what is done from time to time is seldom done.
 func requestsConfig(cfg Config) Config {
-	cfg.Topics = []TopicRule{{Pattern: "checked", Schema: SchemaRule{Mode: SchemaWarn}}}
+	cfg.Topics = []topics.Rule{{Pattern: "checked", Schema: topics.SchemaRule{Mode: topics.SchemaWarn}}}
 	cfg.Limits = Limits{DeadLetterRate: 1, DeadLetterBurst: 1}
 	cfg.OwnerLease, cfg.askStorage = time.Minute, time.Hour
 	return cfg

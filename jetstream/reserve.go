@@ -59,9 +59,9 @@ func (p *Publisher) Knows(topic string) bool { return p.publishing.streams.known
 // event that will make the topic is published only later, by anybody through this bus. The client
 // must have made fewer topics that exist than Limits.ClientTopics. Further calls for the same topic
 // count nothing. While NATS does not answer, every topic that this hub does not know counts. Of a
-// topic that this hub has used, Reserve counts a new key (Limits.KeysPerClient, TopicRule.MaxKeys).
-// It returns an *Error (rate_limited, overloaded, bad_topic) when the client may not make the topic
-// or the key. It may be called concurrently.
+// topic that this hub has used, Reserve counts a new key (Limits.KeysPerClient and
+// topics.Rule.MaxKeys). It returns an *Error (rate_limited, overloaded, bad_topic) when the client
+// may not make the topic or the key. It may be called concurrently.
 func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) error {
 	publishing := p.publishing
 	if t := publishing.streams.known(topic); t != nil {
@@ -73,7 +73,7 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 	if err := ValidTopic(topic); err != nil {
 		return err
 	}
-	name := publishing.rules.of(topic).streamName(topic)
+	name := publishing.rules.Of(topic).StreamName(topic)
 	if publishing.streams.reserved.has(name) {
 		return nil
 	}

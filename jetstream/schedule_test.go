@@ -17,6 +17,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // stored are the events of a topic.
@@ -66,7 +67,7 @@ func delayCode(err error) string {
 
 func TestDelayedEventIsStoredWhenDue(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{
+	b := open(t, Config{Topics: []topics.Rule{
 		{Pattern: "few", MaxMsgs: 2}, {Pattern: "keyed", Compaction: true}, {Pattern: "fam.**", Family: "fam"},
 	}})
 	full := PublishOptions{
@@ -127,7 +128,7 @@ func TestDelayedEventIsStoredWhenDue(t *testing.T) {
 
 func TestDelayedEventIsTheNewestOfItsKeyWhenDue(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{{Pattern: "keyed", Compaction: true}}})
+	b := open(t, Config{Topics: []topics.Rule{{Pattern: "keyed", Compaction: true}}})
 	if _, err := b.Publish(t.Context(), "keyed", []byte(`"later"`), PublishOptions{Key: "k", Delay: time.Second}); err != nil {
 		t.Fatal(err)
 	}
@@ -341,7 +342,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 	for _, forgets := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the server forgets deliveries %v", forgets), func(t *testing.T) {
 			t.Parallel()
-			url, cfg := "", Config{AckWait: 3 * time.Second, Topics: []TopicRule{{Pattern: "once", DuplicateWindow: time.Second}}}
+			url, cfg := "", Config{AckWait: 3 * time.Second, Topics: []topics.Rule{{Pattern: "once", DuplicateWindow: time.Second}}}
 			delay := time.Second
 			// The hub has to be closed before the events are due.
 			for at := (time.Time{}); time.Until(at) < 0; delay *= 2 {

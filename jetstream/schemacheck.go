@@ -11,6 +11,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/schema/compat"
 	"eventhub/jetstream/schema/upcast"
+	"eventhub/jetstream/topics"
 )
 
 // SchemaReport is what the comparison of a version with earlier ones found.
@@ -70,7 +71,7 @@ const (
 // versionCheck compares a new version with earlier ones.
 type versionCheck struct {
 	table  *schemaTable
-	rule   *SchemaRule
+	rule   *topics.SchemaRule
 	set    *schemaSet
 	next   *compiledVersion
 	report *SchemaReport
@@ -79,7 +80,7 @@ type versionCheck struct {
 
 // checkVersion compares a new version with earlier ones, and completes it: without a cast, it gets
 // one that fills in defaults, and one back.
-func checkVersion(ctx context.Context, table *schemaTable, rule *SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
+func checkVersion(ctx context.Context, table *schemaTable, rule *topics.SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
 	c := &versionCheck{table: table, rule: rule, set: set, next: next, report: &SchemaReport{Mode: modeOf(rule)}, until: time.Now().Add(triedTime)}
 	if err := c.complete(); err != nil {
 		return nil, nil, err
@@ -277,4 +278,4 @@ func examples(v *compiledVersion) (docs [][]byte) {
 }
 
 // modeOf is what new versions have to be compatible with.
-func modeOf(r *SchemaRule) compat.Mode { return cmp.Or(r.Compatibility, compat.Backward) }
+func modeOf(r *topics.SchemaRule) compat.Mode { return cmp.Or(r.Compatibility, compat.Backward) }

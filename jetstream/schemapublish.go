@@ -10,11 +10,12 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/topics"
 )
 
 // schemaGate compares the events of a topic with the schemas of the topic.
 type schemaGate struct {
-	rule  SchemaRule
+	rule  topics.SchemaRule
 	table *schemaTable
 	name  string
 	found atomic.Pointer[topicSchemas] // nil while the name has no version
@@ -33,11 +34,11 @@ func (g *schemaGate) set() *schemaSet {
 }
 
 // schemaGate returns what compares events of a topic, nil if the topic's rule asks for no schema.
-func (p *publishing) schemaGate(topic string, rule *TopicRule) *schemaGate {
-	if !rule.Schema.asked() {
+func (p *publishing) schemaGate(topic string, rule *topics.Rule) *schemaGate {
+	if !rule.Schema.Asked() {
 		return nil
 	}
-	return &schemaGate{rule: rule.Schema, table: p.schemas.table, name: rule.Schema.name(topic)}
+	return &schemaGate{rule: rule.Schema, table: p.schemas.table, name: rule.Schema.Name(topic)}
 }
 
 // admit compares an event with the version that it names, or else with the latest one, which it is
@@ -63,17 +64,17 @@ func (g *schemaGate) admit(ctx context.Context, payload []byte, opts *PublishOpt
 		}
 	}
 	broken, err := g.valid(ctx, set, version, given, payload, opts, client)
-	if err != nil && (g.rule.Mode == SchemaEnforce || errors.Is(err, ErrLong)) {
+	if err != nil && (g.rule.Mode == topics.SchemaEnforce || errors.Is(err, ErrLong)) {
 		return err
 	}
 	switch {
 	case broken == nil:
 	case obs != nil:
-		obs.SchemaBroken(g.rule.Mode == SchemaEnforce)
+		obs.SchemaBroken(g.rule.Mode == topics.SchemaEnforce)
 	default:
 		opts.schemaBroken = true
 	}
-	if broken != nil && g.rule.Mode == SchemaEnforce {
+	if broken != nil && g.rule.Mode == topics.SchemaEnforce {
 		return broken
 	}
 	if !given && version > 0 {

@@ -10,6 +10,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/jsonequal"
 	"eventhub/jetstream/schema/compat"
+	"eventhub/jetstream/topics"
 )
 
 // Schemas is the registry of schemas that all hubs of a NATS share, in the KV bucket
@@ -51,17 +52,7 @@ func (s Schemas) Topics(ctx context.Context) ([]string, error) {
 
 // Mirrors returns the rules that are in force and request copies in other versions of the schema
 // (SchemaRule.Mirrors). Each is for one topic.
-func (s Schemas) Mirrors() []TopicRule {
-	m := s.schemas
-	var found []TopicRule
-	for i := range m.rules {
-		r := &m.rules[i]
-		if len(r.Schema.Mirrors) > 0 && m.rules.of(r.Pattern) == r {
-			found = append(found, *r)
-		}
-	}
-	return found
-}
+func (s Schemas) Mirrors() []topics.Rule { return s.schemas.rules.Mirrors() }
 
 // List returns the versions of a topic that this hub knows, from 1 on. Changes by other hubs arrive
 // within a second. The caller must not change them.
@@ -78,7 +69,7 @@ func (s Schemas) List(ctx context.Context, topic string) ([]*SchemaVersion, erro
 }
 
 // name is the name under which the schemas of a topic are registered.
-func (s Schemas) name(topic string) string { return s.schemas.rules.of(topic).Schema.name(topic) }
+func (s Schemas) name(topic string) string { return s.schemas.rules.Of(topic).Schema.Name(topic) }
 
 // Check says what a registration would find. It stores nothing.
 func (s Schemas) Check(ctx context.Context, topic string, d SchemaDraft) (*SchemaReport, error) {
@@ -206,7 +197,7 @@ func (s Schemas) prepare(ctx context.Context, topic string, d *SchemaDraft) (*sc
 
 // judge compiles the next version, and compares it with those before.
 func (s Schemas) judge(ctx context.Context, topic string, d *SchemaDraft, set *schemaSet) (*compiledVersion, *SchemaReport, error) {
-	if set.latest() >= MaxSchemaVersions {
+	if set.latest() >= topics.MaxSchemaVersions {
 		return nil, nil, event.BadOptions("the topic has %d versions, which is the limit", set.latest())
 	}
 	next := &SchemaVersion{
@@ -220,7 +211,7 @@ func (s Schemas) judge(ctx context.Context, topic string, d *SchemaDraft, set *s
 	if err != nil {
 		return nil, nil, event.BadOptions("%v", err)
 	}
-	rule := s.schemas.rules.of(topic).Schema
+	rule := s.schemas.rules.Of(topic).Schema
 	return checkVersion(ctx, s.schemas.table, &rule, set, c)
 }
 

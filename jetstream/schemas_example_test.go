@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // Register two versions of a schema, publish events of both, and consume them in the latest one.
 func ExampleSchemas() {
-	bus, end := openExample(jetstream.TopicRule{Pattern: "hosts", MaxAge: time.Hour, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce}})
+	bus, end := openExample(topics.Rule{Pattern: "hosts", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce}})
 	defer end()
 	ctx := context.Background()
 

@@ -14,13 +14,14 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/schema/compat"
+	"eventhub/jetstream/topics"
 )
 
 const hostV1 = `{"type":"object","required":["host"],"properties":{"host":{"type":"string"}},"additionalProperties":false,"examples":[{"host":"a"}]}`
 
 // ruled are rules of a topic with schemas.
-func ruled(s SchemaRule) []TopicRule {
-	return []TopicRule{{Pattern: "t.**", MaxAge: time.Hour, Schema: s}}
+func ruled(s topics.SchemaRule) []topics.Rule {
+	return []topics.Rule{{Pattern: "t.**", MaxAge: time.Hour, Schema: s}}
 }
 
 func draft(schema string) SchemaDraft { return SchemaDraft{Schema: json.RawMessage(schema)} }
@@ -56,7 +57,7 @@ func wantCode(tb testing.TB, err error, code string) {
 func TestSchemaIsInForceOnAllHubs(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	rules := ruled(SchemaRule{Mode: SchemaEnforce})
+	rules := ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})
 	var hubs [3]*Bus
 	for i := range hubs {
 		hubs[i] = open(t, Config{URL: url, Topics: rules})
@@ -152,7 +153,7 @@ func TestTwoRegistrars(t *testing.T) {
 // TestRegisterAgain registers what is there: nothing is stored.
 func TestRegisterAgain(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(hostV1))
 	spaced := draft(" " + hostV1 + "\n")
 	v, report, err := SchemasOf(b).Register(t.Context(), "t.a", spaced)
@@ -195,7 +196,7 @@ func TestSchemaCompatibility(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: test.mode})})
+			b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: test.mode})})
 			register(t, b, "t.a", test.first)
 			report, err := SchemasOf(b).Check(t.Context(), "t.a", test.second)
 			if err != nil {
@@ -230,7 +231,7 @@ func TestTransitiveCompatibility(t *testing.T) {
 	versions := []string{`{"type":["string","integer"]}`, `{"type":["integer","string","null"]}`, `{"type":["integer","null"]}`}
 	last := `{"type":["integer","null","boolean"]}`
 	for _, mode := range []compat.Mode{compat.Backward, compat.BackwardTransitive} {
-		b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: mode})})
+		b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: mode})})
 		for _, text := range versions {
 			d := draft(text)
 			d.Force = true
@@ -249,7 +250,7 @@ func TestTransitiveCompatibility(t *testing.T) {
 // TestBadDrafts gives the registry drafts that say nothing, or too much.
 func TestBadDrafts(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce}), Limits: Limits{SchemasPerClient: 2}})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce}), Limits: Limits{SchemasPerClient: 2}})
 	for name, d := range map[string]SchemaDraft{
 		"no schema":           {},
 		"no JSON":             draft(`{`),
@@ -284,7 +285,7 @@ func TestBadDrafts(t *testing.T) {
 // A large payload whose schema has a dynamic reference is compared as a small one is.
 func TestLargePayloadOfADynamicReference(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: append(ruled(SchemaRule{Mode: SchemaEnforce}), TopicRule{Pattern: "w", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaWarn}})})
+	b := open(t, Config{Topics: append(ruled(topics.SchemaRule{Mode: topics.SchemaEnforce}), topics.Rule{Pattern: "w", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaWarn}})})
 	list := draft(`{"$id":"https://example.com/words","$ref":"list","$defs":{"word":{"$dynamicAnchor":"element","type":"string"},
 		"list":{"$id":"list","items":{"$dynamicRef":"#element"},"$defs":{"any":{"$dynamicAnchor":"element"}}}}}`)
 	register(t, b, "t.a", list)
@@ -308,8 +309,8 @@ func TestLargePayloadOfADynamicReference(t *testing.T) {
 func TestSchemaVersionOfAPublish(t *testing.T) {
 	t.Parallel()
 	seen := &schemaCounts{}
-	b := open(t, Config{Topics: append(ruled(SchemaRule{Mode: SchemaEnforce}), TopicRule{Pattern: "w", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaWarn}},
-		TopicRule{Pattern: "shared.*", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaEnforce, Of: "shared"}}), Observer: seen})
+	b := open(t, Config{Topics: append(ruled(topics.SchemaRule{Mode: topics.SchemaEnforce}), topics.Rule{Pattern: "w", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaWarn}},
+		topics.Rule{Pattern: "shared.*", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Of: "shared"}}), Observer: seen})
 	register(t, b, "t.a", draft(hostV1))
 	two := draft(`{"type":"object","required":["host"],"properties":{"host":{"type":["string","integer"]}},"additionalProperties":false}`)
 	register(t, b, "t.a", two)
@@ -412,7 +413,7 @@ func (s *schemaCounts) SchemaBroken(refused bool) {
 func TestSchemasWithoutNATS(t *testing.T) {
 	t.Parallel()
 	server := natstest.Start(t)
-	b := open(t, Config{URL: server.URL(), Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	b := open(t, Config{URL: server.URL(), Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(hostV1))
 	if _, err := b.Publish(t.Context(), "t.a", []byte(`{"host":"x"}`), PublishOptions{}); err != nil {
 		t.Fatal(err)
@@ -436,9 +437,9 @@ func TestSchemasWithoutNATS(t *testing.T) {
 
 // BenchmarkSchemaGate is what a publish costs more on a topic with a schema.
 func BenchmarkSchemaGate(b *testing.B) {
-	bus := open(b, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	bus := open(b, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(b, bus, "t.a", draft(hostV1))
-	gate := bus.publishing.schemaGate("t.a", bus.rules.of("t.a"))
+	gate := bus.publishing.schemaGate("t.a", bus.rules.Of("t.a"))
 	payload := []byte(`{"host":"machine-7.example.org"}`)
 	for b.Loop() {
 		opts := PublishOptions{}

@@ -20,6 +20,7 @@ import (
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/schema"
 	"eventhub/jetstream/schema/upcast"
+	"eventhub/jetstream/topics"
 )
 
 // schemasBucket is the KV bucket that holds the schemas of all hubs.
@@ -30,8 +31,6 @@ const (
 	// MaxSchemas ("schemas") is the maximum number of versions of all topics. The server refuses
 	// further ones.
 	MaxSchemas = 2_000
-	// MaxSchemaVersions is the maximum number of versions of one topic.
-	MaxSchemaVersions = 500
 	// maxSchemaEntry is the most bytes of a version, with its casts.
 	maxSchemaEntry = 512 << 10
 	// maxSchemaMemory ("schema_memory") is what all versions may take in the memory of a hub, as it
@@ -185,7 +184,7 @@ func (t *schemaTable) bucket() sharedBucket {
 
 // open waits until all schemas are known, if a rule asks for schemas: no event passes unseen.
 func (t *schemaTable) open(ctx context.Context) error {
-	if !slices.ContainsFunc(t.schemas.rules, func(r TopicRule) bool { return r.Schema.asked() }) {
+	if !slices.ContainsFunc(t.schemas.rules, func(r topics.Rule) bool { return r.Schema.Asked() }) {
 		return nil
 	}
 	return t.load(ctx)

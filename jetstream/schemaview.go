@@ -49,8 +49,8 @@ func (s Schemas) View(ctx context.Context, topic string, version int) (*SchemaVi
 	if err := t.load(ctx); err != nil {
 		return nil, err
 	}
-	rule := s.schemas.rules.of(topic).Schema
-	name := rule.name(topic)
+	rule := s.schemas.rules.Of(topic).Schema
+	name := rule.Name(topic)
 	set := t.set(name)
 	if set.latest() < max(version, 1) { // another hub may have registered it a moment ago
 		var err error

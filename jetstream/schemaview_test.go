@@ -16,6 +16,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/schema/upcast"
+	"eventhub/jetstream/topics"
 )
 
 // Three versions of a machine. The second has casts both ways, the third only up.
@@ -56,7 +57,7 @@ func publishNative(tb testing.TB, url, payload, version string) {
 // for byte, others are cast, and say so.
 func TestDeliveriesAreCast(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none"})})
 	machines(t, b)
 	for _, e := range []struct{ version, payload string }{{"1", `{ "host" : "a" }`}, {"2", `{ "name" : "b" }`}, {"", `{"name":"c", "up":false}`}} {
 		opts := PublishOptions{Headers: map[string]string{"k": "v"}}
@@ -107,7 +108,7 @@ func TestACastThatFailsIsAnAttempt(t *testing.T) {
 			t.Parallel()
 			url := natsServer(t)
 			obs := new(schemaCounts)
-			b := open(t, Config{URL: url, Observer: obs, Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+			b := open(t, Config{URL: url, Observer: obs, Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none"})})
 			machines(t, b)
 			letters := take(t, b, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
 			got := make(chan string, 10)
@@ -173,7 +174,7 @@ func TestACastThatFailsIsAnAttempt(t *testing.T) {
 func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	rules := ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})
+	rules := ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none"})
 	first, second := open(t, Config{URL: url, Topics: rules}), open(t, Config{URL: url, Topics: rules})
 	machines(t, first)
 	eventually(t, "both hubs have three versions", func() bool { return len(versions(t, second, "t.a")) == 3 })
@@ -210,7 +211,7 @@ func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
 // TestBadViews says what is wrong with a version that is asked for.
 func TestBadViews(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none"})})
 	machines(t, b)
 	for _, test := range []struct {
 		topic   string
@@ -244,7 +245,7 @@ func TestCastsInGo(t *testing.T) {
 		return strconv.AppendInt(nil, int64(2*n), 10), nil
 	}
 	b := open(t, Config{
-		Topics: ruled(SchemaRule{Mode: SchemaEnforce}), Casters: map[string]map[int]*upcast.Caster{"t.a": {2: upcast.New(double, nil)}},
+		Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce}), Casters: map[string]map[int]*upcast.Caster{"t.a": {2: upcast.New(double, nil)}},
 	})
 	register(t, b, "t.a", draft(`{"type":"integer","minimum":0,"maximum":1000}`))
 	// Without the cast, this is not compatible.
@@ -261,7 +262,7 @@ func TestCastsInGo(t *testing.T) {
 // TestCastsKeepToTheLargestPayload has a cast make more of an event than a client may publish.
 func TestCastsKeepToTheLargestPayload(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(`{"type":"object"}`))
 	up := `[{"set":{"at":"/a","value":"` + strings.Repeat("x", 200_000) + `"}},{"copy":{"from":"/a","to":"/b"}},{"copy":{"from":"/a","to":"/c"}},{"copy":{"from":"/a","to":"/d"}},{"copy":{"from":"/a","to":"/e"}},{"copy":{"from":"/a","to":"/f"}}]`
 	register(t, b, "t.a", SchemaDraft{Schema: json.RawMessage(`{"type":"object","title":"large"}`), Up: json.RawMessage(up)})
@@ -279,7 +280,7 @@ func TestCastsKeepToTheLargestPayload(t *testing.T) {
 // that it was compared with.
 func TestAdmitStamps(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none"})})
 	register(t, b, "t.a", draft(machineV1))
 	given := map[string]string{"k": "v"}
 	opts := PublishOptions{Headers: given}
@@ -314,10 +315,10 @@ func TestAStampNeedsRoom(t *testing.T) {
 		tags  = len(`["t"]`)
 		most  = native.MaxHeaderBytes - stamp
 	)
-	cloud := TopicRule{
-		Pattern: "cloud", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaWarn}, CloudEvents: CloudEventsRule{Source: "/cloud", Headers: true},
+	cloud := topics.Rule{
+		Pattern: "cloud", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaWarn}, CloudEvents: topics.CloudEventsRule{Source: "/cloud", Headers: true},
 	}
-	b := open(t, Config{Topics: append(ruled(SchemaRule{Mode: SchemaWarn}), cloud)})
+	b := open(t, Config{Topics: append(ruled(topics.SchemaRule{Mode: topics.SchemaWarn}), cloud)})
 	for _, topic := range []string{"t.a", "cloud"} {
 		register(t, b, topic, draft(machineV1))
 	}
@@ -382,7 +383,7 @@ func publishOnce(t *testing.T, p *Publisher, topic, payload string, opts Publish
 // published again.
 func TestAStampedEventIsRedriven(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(machineV1))
 	stored := 0
 	for n := 62; n <= 64; n++ {
@@ -400,7 +401,7 @@ func TestAStampedEventIsRedriven(t *testing.T) {
 // until they are taken.
 func TestCastsTakeMemoryLate(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(`{"type":"object"}`))
 	large := `{"set":{"at":"/large","value":"` + strings.Repeat("x", 100_000) + `"}}`
 	register(t, b, "t.a", SchemaDraft{Schema: json.RawMessage(`{"type":"object","title":"large"}`), Up: json.RawMessage("[" + large + "]")})
@@ -427,7 +428,7 @@ func TestCastsTakeMemoryLate(t *testing.T) {
 func TestEventsOfANewVersion(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	rules := ruled(SchemaRule{Mode: SchemaWarn, Compatibility: "none"})
+	rules := ruled(topics.SchemaRule{Mode: topics.SchemaWarn, Compatibility: "none"})
 	first, second := open(t, Config{URL: url, Topics: rules}), open(t, Config{URL: url, Topics: rules})
 	register(t, first, "t.a", draft(`{"type":"object","title":"0"}`))
 	eventually(t, "both hubs have the version", func() bool { return len(versions(t, second, "t.a")) == 1 })
@@ -470,7 +471,7 @@ func TestEventsOfANewVersion(t *testing.T) {
 func TestDeadLettersAreAsStored(t *testing.T) {
 	t.Parallel()
 	for _, order := range []bool{false, true} {
-		b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+		b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none"})})
 		machines(t, b)
 		opts := SubscribeOptions{From: FromEarliest, SchemaVersion: 3, OrderByKey: order, MaxAttempts: 2}
 		sub, err := b.Consume(t.Context(), "t.a", "g", opts, func(context.Context, *Delivery) error { return errors.New("no") })
@@ -492,7 +493,7 @@ func TestDeadLettersAreAsStored(t *testing.T) {
 // client stored cannot be cast.
 func TestTwoVersionsInHeaders(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: ruled(SchemaRule{Mode: SchemaEnforce, Compatibility: "none"})})
+	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none"})})
 	machines(t, b)
 	both := map[string]string{"x-schema-version": "2", "X-Schema-Version": "1"}
 	for range 20 {
@@ -534,7 +535,7 @@ func TestSchemasTakeSoMuchMemory(t *testing.T) {
 func TestAVersionThatAHubCannotRead(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	b := open(t, Config{URL: url, Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	b := open(t, Config{URL: url, Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(machineV1))
 	entry := []byte(`{"topic":"t.a","version":2,"schema":{"type":"odd"}}`)
 	if _, err := b.js.Publish(t.Context(), b.schemas.table.bucket().subject(schemaKey("t.a", 2)), entry); err != nil {
@@ -562,7 +563,7 @@ func TestAVersionThatAHubCannotReadInDebt(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	ration := cputime.New(time.Millisecond, 2, 100, func(string) {})
-	b := open(t, Config{URL: url, Computing: ration, Topics: ruled(SchemaRule{Mode: SchemaEnforce})})
+	b := open(t, Config{URL: url, Computing: ration, Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(machineV1))
 	entry := []byte(`{"topic":"t.a","version":2,"schema":{"type":"odd"}}`)
 	if _, err := b.js.Publish(t.Context(), b.schemas.table.bucket().subject(schemaKey("t.a", 2)), entry); err != nil {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/topics"
 )
 
 // ServerInfo describes the NATS behind a bus.
@@ -135,7 +137,7 @@ type StreamStorage struct {
 	Bytes uint64
 	// MaxBytes bounds the stream; 0 means no bound. OnFull is what happens there.
 	MaxBytes int64
-	OnFull   OnFull
+	OnFull   topics.OnFull
 }
 
 // Streams lists what the streams of topics and families store, in order of their names. Streams
@@ -152,9 +154,9 @@ func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
 		if s.rule == nil {
 			continue
 		}
-		stores := StreamStorage{Stream: name, Topic: s.topic, Bytes: info.State.Bytes, MaxBytes: max(info.Config.MaxBytes, 0), OnFull: OnFullDrop}
+		stores := StreamStorage{Stream: name, Topic: s.topic, Bytes: info.State.Bytes, MaxBytes: max(info.Config.MaxBytes, 0), OnFull: topics.OnFullDrop}
 		if info.Config.Discard == natsjs.DiscardNew || n.bus.streams.newKeeping(s.rule, &info.Config) != nil {
-			stores.OnFull = OnFullReject
+			stores.OnFull = topics.OnFullReject
 		}
 		all = append(all, stores)
 	}
@@ -169,7 +171,7 @@ func (n NATS) Gone(ctx context.Context, topics []string) ([]string, error) {
 		return nil, err
 	}
 	gone := func(topic string) bool {
-		_, there := slices.BinarySearch(streams, n.bus.rules.of(topic).streamName(topic))
+		_, there := slices.BinarySearch(streams, n.bus.rules.Of(topic).StreamName(topic))
 		return !there
 	}
 	return slices.DeleteFunc(slices.Clone(topics), func(topic string) bool {

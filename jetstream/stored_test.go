@@ -19,6 +19,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // unstored are names in the source that look like those of stored things and are not in
@@ -265,14 +266,14 @@ func leaves(path string, value any, f func(path string, value any)) {
 }
 
 // storedRules are topics of every kind.
-var storedRules = []TopicRule{
-	{Pattern: "memory", Storage: StorageMemory, MaxPayload: 1000},
+var storedRules = []topics.Rule{
+	{Pattern: "memory", Storage: topics.StorageMemory, MaxPayload: 1000},
 	{Pattern: "state.*", Compaction: true, MaxAge: 2 * time.Hour},
 	{Pattern: "family.**", Family: "family", MaxBytes: 1 << 20},
-	{Pattern: "rejects", MaxMsgs: 10, OnFull: OnFullReject},
+	{Pattern: "rejects", MaxMsgs: 10, OnFull: topics.OnFullReject},
 	{Pattern: "few", MaxMsgs: 3, DuplicateWindow: 10 * time.Second},
-	{Pattern: "cloud", CloudEvents: CloudEventsRule{Source: "/here", Headers: true}},
-	{Pattern: "typed", MaxAge: time.Hour, Schema: SchemaRule{Mode: SchemaEnforce}},
+	{Pattern: "cloud", CloudEvents: topics.CloudEventsRule{Source: "/here", Headers: true}},
+	{Pattern: "typed", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce}},
 }
 
 // TestStoredNames has a hub store something of everything, and compares the names of all that it

@@ -1,6 +1,10 @@
 package jetstream
 
-import "context"
+import (
+	"context"
+
+	"eventhub/jetstream/topics"
+)
 
 // streams has the topics of a bus and the streams and buckets behind them, which it makes when they
 // are first used.
@@ -20,9 +24,9 @@ type streams struct {
 // topics.
 type streamHooks struct {
 	// equip completes a topic to which events are published.
-	equip func(t *topicInfo, rule *TopicRule)
+	equip func(t *topicInfo, rule *topics.Rule)
 	// keys returns the keys of a compacted topic whose bucket has so many entries.
-	keys func(ctx context.Context, t *topicInfo, rule *TopicRule, entries uint64) *keySet
+	keys func(ctx context.Context, t *topicInfo, rule *topics.Rule, entries uint64) *keySet
 	// dropped forgets a stream that is gone, or was made anew. The lock of the topics is held.
 	dropped func(s *stream)
 	// finishDeletion ends the deletion of a topic with this stream that another hub has begun.

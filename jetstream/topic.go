@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/topics"
 )
 
 // stream is one JetStream stream as this hub knows it.
@@ -187,8 +188,8 @@ func (s *streams) existing(ctx context.Context, name string) (*topicInfo, error)
 	if err := ValidTopic(name); err != nil {
 		return nil, err
 	}
-	rule := s.rules.of(name)
-	info, err := s.findStream(ctx, rule.streamName(name))
+	rule := s.rules.Of(name)
+	info, err := s.findStream(ctx, rule.StreamName(name))
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, event.ErrNotFound
 	}
@@ -238,7 +239,7 @@ func (s *streams) readable(ctx context.Context, name string) (*topicInfo, error)
 
 // newTopic refuses a stream that only has the name: what is in it is not the bus's to show. Reads
 // do not keep what they meet, so that they cannot use the limit up.
-func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *TopicRule, keep bool) (*topicInfo, error) {
+func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Rule, keep bool) (*topicInfo, error) {
 	own := []string{plainSubject(name), keyedPattern(name)}
 	for _, subject := range own {
 		if !slices.ContainsFunc(info.Config.Subjects, func(pattern string) bool { return covers(pattern, subject) }) {
@@ -296,8 +297,8 @@ func (c *core) findStream(ctx context.Context, name string) (*natsjs.StreamInfo,
 }
 
 func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInfo, error) {
-	rule := s.rules.of(name)
-	streamName := rule.streamName(name)
+	rule := s.rules.Of(name)
+	streamName := rule.StreamName(name)
 	if err := s.tooManyStreams(streamName); err != nil {
 		return nil, err
 	}
@@ -334,7 +335,7 @@ func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInf
 
 // meetTopic is the topic of a stream that exists, with its bucket. made says that the stream has
 // just been made.
-func (s *streams) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *TopicRule, made bool) (*topicInfo, error) {
+func (s *streams) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *topics.Rule, made bool) (*topicInfo, error) {
 	t, err := s.newTopic(name, info, rule, true)
 	if err != nil || t.bucket == nil {
 		return t, err
@@ -348,7 +349,7 @@ func (s *streams) meetTopic(ctx context.Context, name string, info *natsjs.Strea
 }
 
 // createStream goes on to its end when the caller gives up: others may wait for the same topic.
-func (s *streams) createStream(ctx context.Context, topic string, rule *TopicRule) (*natsjs.StreamInfo, error) {
+func (s *streams) createStream(ctx context.Context, topic string, rule *topics.Rule) (*natsjs.StreamInfo, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
 	cfg := streamConfig(rule, topic, &s.cfg)

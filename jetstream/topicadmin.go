@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/topics"
 )
 
 // Topic has the operations of operators on one topic. A Topic is a small value that costs nothing
@@ -48,7 +49,7 @@ type TopicInfo struct {
 	Rule     string
 	// OnFull is what happens at the bounds. GroupAge is how long a group without members holds
 	// events, with OnFullReject.
-	OnFull   OnFull
+	OnFull   topics.OnFull
 	GroupAge time.Duration
 	// Groups is the number of groups.
 	Groups    int
@@ -107,14 +108,14 @@ func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState
 	if err != nil {
 		return nil, err
 	}
-	rule, cfg := a.rules.of(t.name), &stream.Config
+	rule, cfg := a.rules.Of(t.name), &stream.Config
 	info := &TopicInfo{
 		Topic: t.name, Stream: at.stream.name, Family: at.stream.family, Events: state.Msgs, Bytes: state.Bytes,
-		MaxAge: cfg.MaxAge, MaxBytes: max(cfg.MaxBytes, 0), MaxMsgs: max(cfg.MaxMsgs, 0), Rule: rule.Pattern, OnFull: OnFullDrop,
+		MaxAge: cfg.MaxAge, MaxBytes: max(cfg.MaxBytes, 0), MaxMsgs: max(cfg.MaxMsgs, 0), Rule: rule.Pattern, OnFull: topics.OnFullDrop,
 		Compacted: rule.Compaction, Replicas: cfg.Replicas, Needed: a.needed(t.name),
 	}
 	if k := a.streams.newKeeping(rule, cfg); k != nil {
-		info.OnFull, info.MaxAge, info.GroupAge = OnFullReject, k.age, k.groupAge
+		info.OnFull, info.MaxAge, info.GroupAge = topics.OnFullReject, k.age, k.groupAge
 	}
 	if at.stream.family {
 		if info.Events, err = a.count(ctx, at, state); err != nil {
@@ -234,12 +235,12 @@ func (a *admin) needed(topic string) string {
 			return "it holds the snapshots of " + r.Pattern
 		}
 		for _, version := range r.Schema.Mirrors {
-			if MirrorTopic(r.Pattern, version) == topic {
+			if topics.Mirror(r.Pattern, version) == topic {
 				return "it holds the events of " + r.Pattern + " in version " + strconv.Itoa(version)
 			}
 		}
 	}
-	for _, r := range builtinRules {
+	for _, r := range topics.WithBuiltin(nil) {
 		if r.Pattern == topic {
 			return "the hub's own projections use it"
 		}
@@ -402,7 +403,7 @@ func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	a := t.admin
 	at, _, err := a.streams.freshExisting(ctx, t.name)
 	if errors.Is(err, event.ErrNotFound) { // a deletion that was cut off may be repeated
-		finished, err := a.finishDeletion(ctx, a.rules.of(t.name).streamName(t.name))
+		finished, err := a.finishDeletion(ctx, a.rules.Of(t.name).StreamName(t.name))
 		if err == nil && !finished {
 			err = event.ErrNotFound
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/topics"
 )
 
 func topicState(tb testing.TB, b *Bus, topic string) *TopicInfo {
@@ -22,10 +23,10 @@ func topicState(tb testing.TB, b *Bus, topic string) *TopicInfo {
 
 func TestTopicInfo(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{
+	b := open(t, Config{Topics: []topics.Rule{
 		{Pattern: "orders", MaxMsgs: 10},
 		{Pattern: "user.*", Family: "users", MaxAge: time.Hour},
-		{Pattern: "strict", MaxMsgs: 10, MaxAge: time.Hour, OnFull: OnFullReject, GroupAge: time.Hour},
+		{Pattern: "strict", MaxMsgs: 10, MaxAge: time.Hour, OnFull: topics.OnFullReject, GroupAge: time.Hour},
 	}})
 	if _, err := b.Admin().Topic("orders").Info(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Fatalf("a topic that does not exist: %v", err)
@@ -38,7 +39,7 @@ func TestTopicInfo(t *testing.T) {
 	_ = first.Ack()
 	g.payloads(1)
 	info := topicState(t, b, "orders")
-	if info.Events != 10 || info.First.Sequence != 21 || info.Last.Sequence != 30 || info.MaxMsgs != 10 || info.OnFull != OnFullDrop || info.Groups != 1 || info.Rule != "orders" ||
+	if info.Events != 10 || info.First.Sequence != 21 || info.Last.Sequence != 30 || info.MaxMsgs != 10 || info.OnFull != topics.OnFullDrop || info.Groups != 1 || info.Rule != "orders" ||
 		len(info.Lost) != 1 || info.Lost[0].Group != "g" || info.Lost[0].Events != 19 || time.Since(info.Lost[0].At) > time.Minute {
 		t.Errorf("got %+v", info)
 	}
@@ -50,7 +51,7 @@ func TestTopicInfo(t *testing.T) {
 		t.Errorf("got %+v", info)
 	}
 	fillFrom(t, b, "strict", 1, 1)
-	if info := topicState(t, b, "strict"); info.OnFull != OnFullReject || info.MaxAge != time.Hour || info.GroupAge != time.Hour {
+	if info := topicState(t, b, "strict"); info.OnFull != topics.OnFullReject || info.MaxAge != time.Hour || info.GroupAge != time.Hour {
 		t.Errorf("got %+v", info)
 	}
 	publish(t, b, "dlq.orders", "1")
@@ -65,7 +66,7 @@ func TestPurge(t *testing.T) {
 		t.Run(topic, func(t *testing.T) {
 			t.Parallel()
 			seen := new(losses)
-			b := open(t, Config{Observer: seen, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}}})
+			b := open(t, Config{Observer: seen, Topics: []topics.Rule{{Pattern: "user.*", Family: "users"}}})
 			admin := b.Admin().Topic(topic)
 			publish(t, b, "user.b", "other")
 			g := takeTold(t, b, topic, SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
@@ -124,8 +125,8 @@ func TestPurge(t *testing.T) {
 
 func TestNeededTopicsStay(t *testing.T) {
 	t.Parallel()
-	b := open(t, Config{Topics: []TopicRule{
-		{Pattern: "kept", Compaction: true, Snapshot: &SnapshotRule{Topic: "kept.snapshot"}}, {Pattern: "kept.snapshot", Compaction: true},
+	b := open(t, Config{Topics: []topics.Rule{
+		{Pattern: "kept", Compaction: true, Snapshot: &topics.SnapshotRule{Topic: "kept.snapshot"}}, {Pattern: "kept.snapshot", Compaction: true},
 	}})
 	for _, topic := range []string{"dlq.orders", "kept.snapshot", "process.state", "heartbeat.received"} {
 		if _, err := b.Publish(t.Context(), topic, []byte("1"), PublishOptions{Key: "k"}); err != nil {
@@ -153,7 +154,7 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	proxy := startAPIProxy(t, url)
-	rules := []TopicRule{{Pattern: "kept", Compaction: true}}
+	rules := []topics.Rule{{Pattern: "kept", Compaction: true}}
 	b := open(t, Config{URL: url, Domain: proxyDomain, Topics: rules})
 	if _, err := b.Publish(t.Context(), "kept", []byte("1"), PublishOptions{Key: "k"}); err != nil {
 		t.Fatal(err)
@@ -265,7 +266,7 @@ func TestDeleteTopic(t *testing.T) {
 			t.Run(fmt.Sprintf("%s on %d", topic, servers), func(t *testing.T) {
 				t.Parallel()
 				url := natsServers(t, servers)
-				cfg := Config{URL: url, Replicas: servers, Topics: []TopicRule{{Pattern: "user.*", Family: "users"}, {Pattern: "kept", Compaction: true}}}
+				cfg := Config{URL: url, Replicas: servers, Topics: []topics.Rule{{Pattern: "user.*", Family: "users"}, {Pattern: "kept", Compaction: true}}}
 				a, b := open(t, cfg), open(t, cfg)
 				put := func(bus *Bus, payload string) error {
 					_, err := bus.Publish(t.Context(), topic, []byte(payload), PublishOptions{Key: "k"})

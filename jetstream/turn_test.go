@@ -7,11 +7,13 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/topics"
 )
 
 // rejecting is the rule of a topic with room for 64 events.
-func rejecting() []TopicRule {
-	return []TopicRule{{Pattern: "orders", MaxMsgs: 64, OnFull: OnFullReject}}
+func rejecting() []topics.Rule {
+	return []topics.Rule{{Pattern: "orders", MaxMsgs: 64, OnFull: topics.OnFullReject}}
 }
 
 // A hub that is about to remove what all groups have settled, and a group that is moved back to

@@ -16,6 +16,7 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // noConnections is a hub without connections.
@@ -32,7 +33,7 @@ func (noConnections) Close(string) bool { return false }
 func TestAccess(t *testing.T) {
 	const topic, secret = "orders.placed", "payload-4711"
 	bus, err := jetstream.Open(t.Context(), jetstream.Config{
-		Server: natstest.Embed(t, t.TempDir()), Topics: []jetstream.TopicRule{{Pattern: topic, Compaction: true}},
+		Server: natstest.Embed(t, t.TempDir()), Topics: []topics.Rule{{Pattern: topic, Compaction: true}},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 const (
@@ -254,7 +255,7 @@ func bounded(all []jetstream.StreamStorage, most int) []jetstream.StreamStorage 
 	slices.SortStableFunc(kept, func(a, b jetstream.StreamStorage) int { return cmp.Compare(part(a), part(b)) })
 	rest := kept[most:]
 	kept = kept[:most:most]
-	for _, onFull := range []jetstream.OnFull{jetstream.OnFullDrop, jetstream.OnFullReject} {
+	for _, onFull := range []topics.OnFull{topics.OnFullDrop, topics.OnFullReject} {
 		if i := slices.IndexFunc(rest, func(s jetstream.StreamStorage) bool { return s.OnFull == onFull }); i >= 0 {
 			fullest := rest[i]
 			fullest.Stream, fullest.Topic = OtherLabel, ""

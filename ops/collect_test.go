@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // natsState is a NATS as it says of itself.
@@ -61,8 +62,8 @@ func TestStorageIsShown(t *testing.T) {
 	nats := natsState{
 		info: jetstream.ServerInfo{FileBytes: 10, FileLeft: 90, MemoryBytes: 5, MemoryLeft: -1},
 		streams: []jetstream.StreamStorage{
-			{Stream: "a", Topic: "a", Bytes: 30, MaxBytes: 100, OnFull: jetstream.OnFullReject},
-			{Stream: "b", Topic: "b", Bytes: 130, MaxBytes: 100, OnFull: jetstream.OnFullDrop},
+			{Stream: "a", Topic: "a", Bytes: 30, MaxBytes: 100, OnFull: topics.OnFullReject},
+			{Stream: "b", Topic: "b", Bytes: 130, MaxBytes: 100, OnFull: topics.OnFullDrop},
 			{Stream: "c", Topic: "c", Bytes: 30},
 		},
 	}
@@ -110,9 +111,9 @@ func TestOverviewWithoutABound(t *testing.T) {
 func TestStreamsAreBounded(t *testing.T) {
 	var all []jetstream.StreamStorage
 	for i := range MaxTopics + 3 {
-		s := jetstream.StreamStorage{Stream: strconv.Itoa(i), Bytes: 1, MaxBytes: int64(100 + i), OnFull: jetstream.OnFullDrop}
+		s := jetstream.StreamStorage{Stream: strconv.Itoa(i), Bytes: 1, MaxBytes: int64(100 + i), OnFull: topics.OnFullDrop}
 		if i%2 == 0 {
-			s.OnFull = jetstream.OnFullReject
+			s.OnFull = topics.OnFullReject
 		}
 		all = append(all, s)
 	}
@@ -121,16 +122,16 @@ func TestStreamsAreBounded(t *testing.T) {
 		t.Fatalf("%d streams are shown", len(got))
 	}
 	for _, s := range got[MaxTopics:] {
-		want := jetstream.StreamStorage{Stream: OtherLabel, Bytes: 1, MaxBytes: 101 + MaxTopics, OnFull: jetstream.OnFullDrop}
-		if s.OnFull == jetstream.OnFullReject {
-			want = jetstream.StreamStorage{Stream: OtherLabel, Bytes: 1, MaxBytes: 100 + MaxTopics, OnFull: jetstream.OnFullReject}
+		want := jetstream.StreamStorage{Stream: OtherLabel, Bytes: 1, MaxBytes: 101 + MaxTopics, OnFull: topics.OnFullDrop}
+		if s.OnFull == topics.OnFullReject {
+			want = jetstream.StreamStorage{Stream: OtherLabel, Bytes: 1, MaxBytes: 100 + MaxTopics, OnFull: topics.OnFullReject}
 		}
 		if s != want {
 			t.Errorf("the rest is %+v, want %+v", s, want)
 		}
 	}
-	large := jetstream.StreamStorage{Stream: "large", Topic: "large", Bytes: 95e9, MaxBytes: 100e9, OnFull: jetstream.OnFullReject}
-	named := jetstream.StreamStorage{Stream: OtherLabel, Topic: OtherLabel, Bytes: 99, MaxBytes: 100, OnFull: jetstream.OnFullReject}
+	large := jetstream.StreamStorage{Stream: "large", Topic: "large", Bytes: 95e9, MaxBytes: 100e9, OnFull: topics.OnFullReject}
+	named := jetstream.StreamStorage{Stream: OtherLabel, Topic: OtherLabel, Bytes: 99, MaxBytes: 100, OnFull: topics.OnFullReject}
 	if got := bounded(append(all, named, large), 1); len(got) != 3 || got[0] != large {
 		t.Errorf("of one stream and the rest, there are %+v", got)
 	}

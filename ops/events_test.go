@@ -21,6 +21,7 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // operators is a hub whose operations port a test asks. It notes which statuses each route had.
@@ -123,7 +124,7 @@ func (o *operators) overview(bus *jetstream.Bus) {
 // TestEventsForOperators reads known events in every way, publishes, and meets each documented
 // error.
 func TestEventsForOperators(t *testing.T) {
-	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: []jetstream.TopicRule{
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: []topics.Rule{
 		{Pattern: "states", Compaction: true}, {Pattern: "few", MaxMsgs: 2},
 	}})
 	if err != nil {

@@ -14,9 +14,10 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
-func openBus(t *testing.T, topics ...jetstream.TopicRule) *jetstream.Bus {
+func openBus(t *testing.T, topics ...topics.Rule) *jetstream.Bus {
 	t.Helper()
 	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: topics})
 	if err != nil {

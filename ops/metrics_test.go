@@ -16,6 +16,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // use calls every method of every observer once.
@@ -93,7 +94,7 @@ func value(f *dto.MetricFamily, labels ...string) (float64, bool) {
 func TestTableIsWhatMetricsShows(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	use(NewMetrics(reg))
-	bus := openBus(t, jetstream.TopicRule{Pattern: "full", MaxBytes: 1 << 20})
+	bus := openBus(t, topics.Rule{Pattern: "full", MaxBytes: 1 << 20})
 	if _, err := bus.Publish(t.Context(), "full", []byte(`1`), jetstream.PublishOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // listedNATS is a NATS whose lists change.
@@ -88,7 +89,7 @@ func TestSeriesOfGoneTopicsEnd(t *testing.T) {
 // Series of topics and groups that NATS has no more end. A topic of a family stays as long as the
 // family, and a group with members as long as they.
 func TestSeriesEndWithWhatIsInNATS(t *testing.T) {
-	bus := openBus(t, jetstream.TopicRule{Pattern: "users.*", Family: "users"})
+	bus := openBus(t, topics.Rule{Pattern: "users.*", Family: "users"})
 	reg := prometheus.NewRegistry()
 	m := NewMetrics(reg)
 	s := New(Config{Bus: bus, Registry: reg, Observed: m, Groups: bus, NATS: bus.Admin().NATS(), Guard: Guard{Tokens: newVerifier(t)}})
@@ -333,7 +334,7 @@ func TestSeriesOfTheMostLag(t *testing.T) {
 
 // A hub shows the topics and groups that the setting allows, and the sums are the same.
 func TestSeriesOfAHub(t *testing.T) {
-	bus := openBus(t, jetstream.TopicRule{Pattern: "**", MaxBytes: 1 << 20, OnFull: jetstream.OnFullReject})
+	bus := openBus(t, topics.Rule{Pattern: "**", MaxBytes: 1 << 20, OnFull: topics.OnFullReject})
 	for _, topic := range []string{"a", "b", "c"} {
 		if err := bus.Group(topic, "g").Seek(t.Context(), jetstream.FromEarliest); err != nil {
 			t.Fatal(err)

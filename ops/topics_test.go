@@ -14,12 +14,13 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 func topicsHub(t *testing.T) (*jetstream.Bus, http.Handler) {
 	t.Helper()
-	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: []jetstream.TopicRule{
-		{Pattern: "orders.placed", MaxMsgs: 100, MaxAge: time.Hour, OnFull: jetstream.OnFullReject},
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: []topics.Rule{
+		{Pattern: "orders.placed", MaxMsgs: 100, MaxAge: time.Hour, OnFull: topics.OnFullReject},
 		{Pattern: "user.*", Family: "users"},
 	}})
 	if err != nil {
@@ -125,7 +126,7 @@ func TestShowPurgeAndDeleteTopics(t *testing.T) {
 	var shown ShownTopic
 	w := ask(h, http.MethodGet, "/topics/orders%2Eplaced", "Bearer "+tokenFor(t, "inspect:orders.placed"))
 	if err := json.Unmarshal(w.Body.Bytes(), &shown); w.Code != 200 || err != nil || shown.Events != 10 || shown.First.ID != ids[0] || shown.Last.ID != ids[9] ||
-		shown.OnFull != "reject" || shown.GroupAgeMS != jetstream.DefaultGroupAge.Milliseconds() || shown.Retention != (Retention{3_600_000, 0, 100}) {
+		shown.OnFull != "reject" || shown.GroupAgeMS != topics.DefaultGroupAge.Milliseconds() || shown.Retention != (Retention{3_600_000, 0, 100}) {
 		t.Fatalf("%d %s %v", w.Code, w.Body, err)
 	}
 	later := strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 	"eventhub/outbox"
 	"eventhub/outbox/pgtest"
 )
@@ -76,7 +77,7 @@ func TestNothingDoublesWhereClocksDiffer(t *testing.T) {
 			t.Parallel()
 			pg := newSkewed(t, pgtest.Start(t))
 			pg.set(test.before)
-			r := newRig(t, sqlHarness(pg.store, pg.db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: window}}}))
+			r := newRig(t, sqlHarness(pg.store, pg.db), openBus(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "short", DuplicateWindow: window}}}))
 			for i := range 6 {
 				r.add("short", fmt.Sprint("k", i%2))
 				r.add("short", "")

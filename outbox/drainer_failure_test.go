@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 	"eventhub/outbox"
 	"eventhub/outbox/outboxtest"
 	"eventhub/outbox/pgtest"
@@ -22,7 +23,7 @@ import (
 // forgets the ids.
 func TestWhatTheServerForgotIsLookedUp(t *testing.T) {
 	t.Parallel()
-	rules := []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}, {Pattern: "long"}}
+	rules := []topics.Rule{{Pattern: "short", DuplicateWindow: time.Second}, {Pattern: "long"}}
 	s, db := newSQLite(t)
 	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: rules}))
 	for i := range 10 {
@@ -66,7 +67,7 @@ func TestWhatTheServerForgotIsLookedUp(t *testing.T) {
 func TestWhatTheStreamCannotSayIsParked(t *testing.T) {
 	t.Parallel()
 	s, db := newSQLite(t)
-	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second, MaxMsgs: 5}}}))
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "short", DuplicateWindow: time.Second, MaxMsgs: 5}}}))
 	r.add("short", "a")
 	hang := make(chan struct{})
 	r.bus.set(nil, func(string, jetstream.PublishOptions) error { <-hang; return unknownOutcome() })
@@ -107,7 +108,7 @@ func TestWhatTheStreamCannotSayIsParked(t *testing.T) {
 func TestUnreadableRowsHoldUpNobody(t *testing.T) {
 	t.Parallel()
 	s, db := newSQLite(t)
-	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "short", DuplicateWindow: time.Second}}}))
 	publish := func() {
 		if _, err := r.bus.Bus.Publish(t.Context(), "short", []byte("1"), jetstream.PublishOptions{}); err != nil {
 			t.Fatal(err)
@@ -318,7 +319,7 @@ func TestStoreAway(t *testing.T) {
 func TestNATSClockGoesBack(t *testing.T) {
 	t.Parallel()
 	s, db := newSQLite(t)
-	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "short", DuplicateWindow: time.Second}}}))
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "short", DuplicateWindow: time.Second}}}))
 	for _, key := range []string{"a", "a", "b", ""} {
 		id := r.add("short", key)
 		if _, err := r.bus.Publish(t.Context(), "short", []byte(`"it was stored"`), jetstream.PublishOptions{ID: id, Key: key}); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 	"eventhub/outbox"
 )
 
@@ -42,7 +43,7 @@ func TestDrainerPublishesAllInOrder(t *testing.T) {
 func TestEventIsWhatWasAdded(t *testing.T) {
 	t.Parallel()
 	s, db := newSQLite(t)
-	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "state", Compaction: true}}}))
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "state", Compaction: true}}}))
 	rec := &outbox.Record{
 		Topic: "orders", Key: "a:1/b", Type: "Placed", Payload: []byte(`{"n": 12345678901234567890}`), Headers: map[string]string{"x": "y"},
 		SID: "s", Tags: []string{"t"}, CausedBy: []string{"c"}, TS: 1234567890123,
@@ -151,7 +152,7 @@ func TestKeysCanGoOnPastWhatIsParked(t *testing.T) {
 func TestWhatTheBusNeverTakesIsParkedAtOnce(t *testing.T) {
 	t.Parallel()
 	s, db := newSQLite(t)
-	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []jetstream.TopicRule{{Pattern: "small", MaxPayload: 10}, {Pattern: "state", Compaction: true}}}))
+	r := newRig(t, sqlHarness(s, db), openBus(t, jetstream.Config{Topics: []topics.Rule{{Pattern: "small", MaxPayload: 10}, {Pattern: "state", Compaction: true}}}))
 	// By plain SQL, as another language would.
 	for _, row := range [][5]string{
 		{"bad_topic", "a..b", "k", "1", ""},

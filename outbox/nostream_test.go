@@ -7,6 +7,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 	"eventhub/outbox"
 )
 
@@ -16,7 +17,7 @@ import (
 func TestTopicsWithoutAStreamAreParked(t *testing.T) {
 	t.Parallel()
 	nats := natstest.Run(t).ClientURL()
-	family := openBus(t, jetstream.Config{URL: nats, Topics: []jetstream.TopicRule{{Pattern: "taken.**", Family: "taken"}}})
+	family := openBus(t, jetstream.Config{URL: nats, Topics: []topics.Rule{{Pattern: "taken.**", Family: "taken"}}})
 	for _, topic := range []string{"taken.a", "one"} {
 		if _, err := family.Publish(t.Context(), topic, []byte("1"), jetstream.PublishOptions{}); err != nil {
 			t.Fatal(err)

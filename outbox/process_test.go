@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 	"eventhub/outbox"
 )
 
@@ -76,7 +77,7 @@ const (
 
 const shortWindow = 2 * time.Second
 
-var crashTopics = []jetstream.TopicRule{{Pattern: topicShort, DuplicateWindow: shortWindow}}
+var crashTopics = []topics.Rule{{Pattern: topicShort, DuplicateWindow: shortWindow}}
 
 // setUp makes the tables and the lanes. Of each topic the first lane has no key.
 func (r *role) setUp(ctx context.Context) error {

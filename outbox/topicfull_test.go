@@ -7,6 +7,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 	"eventhub/outbox"
 )
 
@@ -15,7 +16,7 @@ import (
 func TestFullTopicsKeepTheirRecords(t *testing.T) {
 	t.Parallel()
 	s, db := newSQLite(t)
-	bus := openBus(t, jetstream.Config{URL: natstest.Run(t).ClientURL(), Topics: []jetstream.TopicRule{{Pattern: "strict", MaxMsgs: 3, OnFull: jetstream.OnFullReject}}})
+	bus := openBus(t, jetstream.Config{URL: natstest.Run(t).ClientURL(), Topics: []topics.Rule{{Pattern: "strict", MaxMsgs: 3, OnFull: topics.OnFullReject}}})
 	got := make(chan *jetstream.Held, 100)
 	sub, err := bus.Subscribe(t.Context(), "strict", "slow", jetstream.SubscribeOptions{MaxInFlight: 1}, func(h *jetstream.Held) { got <- h })
 	if err != nil {

@@ -19,13 +19,14 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 	"eventhub/outbox/pgtest"
 )
 
 // compactedBus is a bus on which rows.** are compacted topics.
 func compactedBus(tb testing.TB, cfg jetstream.Config) *jetstream.Bus {
 	tb.Helper()
-	cfg.Topics = append(cfg.Topics, jetstream.TopicRule{Pattern: "rows.**", Compaction: true})
+	cfg.Topics = append(cfg.Topics, topics.Rule{Pattern: "rows.**", Compaction: true})
 	return openBus(tb, cfg)
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // A compacted topic and that of its snapshots.
@@ -23,7 +24,7 @@ const (
 	topicSnapshots = "state.snapshot"
 )
 
-var compacted = []jetstream.TopicRule{{Pattern: topicState, Compaction: true}, {Pattern: topicSnapshots, Compaction: true}}
+var compacted = []topics.Rule{{Pattern: topicState, Compaction: true}, {Pattern: topicSnapshots, Compaction: true}}
 
 func newCompactor(tb testing.TB, bus Bus) *Compactor {
 	tb.Helper()

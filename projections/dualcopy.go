@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 const (
@@ -49,7 +50,7 @@ type versionCopy struct {
 
 func newVersionCopy(cfg *DualWriteConfig, version int) *versionCopy {
 	return &versionCopy{
-		bus: cfg.Bus, log: cfg.Logger, version: version, topic: jetstream.MirrorTopic(cfg.Topic, version), searches: make(chan struct{}, copySearches),
+		bus: cfg.Bus, log: cfg.Logger, version: version, topic: topics.Mirror(cfg.Topic, version), searches: make(chan struct{}, copySearches),
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // DualWriteGroup is the group in which each DualWrite reads its topic. To join it, clients need the
@@ -34,7 +35,7 @@ type DualWriteConfig struct {
 	// Topic is the topic to copy. Required.
 	Topic string
 	// Versions are the versions of the topic's schema that get a copy each, from 1 on: 1 to
-	// jetstream.MaxMirrors numbers. Required.
+	// topics.MaxMirrors numbers. Required.
 	Versions []int
 	// InFlight is the maximum number of events that this instance copies at a time, 1 to 10,000.
 	// Defaults to 512.
@@ -48,7 +49,7 @@ type DualWriteConfig struct {
 }
 
 // DualWrite keeps a copy of a topic for each of some versions of its schema. The copy in version N
-// is the topic jetstream.MirrorTopic(topic, N). It is for consumers that cannot ask the hub for a
+// is the topic topics.Mirror(topic, N). It is for consumers that cannot ask the hub for a
 // version, such as native NATS clients.
 //
 // Each event is copied once, with its key, ts, sid, tags, headers and tombstone; the payload is
@@ -99,12 +100,12 @@ func (c *DualWriteConfig) validate() error {
 	if err := jetstream.ValidTopic(c.Topic); err != nil {
 		errs = append(errs, err)
 	}
-	if n := len(c.Versions); n < 1 || n > jetstream.MaxMirrors {
-		errs = append(errs, fmt.Errorf("%d versions; 1 to %d are allowed", n, jetstream.MaxMirrors))
+	if n := len(c.Versions); n < 1 || n > topics.MaxMirrors {
+		errs = append(errs, fmt.Errorf("%d versions; 1 to %d are allowed", n, topics.MaxMirrors))
 	}
 	for i, version := range c.Versions {
-		if version < 1 || version > jetstream.MaxSchemaVersions {
-			errs = append(errs, fmt.Errorf("version %d: 1 to %d are allowed", version, jetstream.MaxSchemaVersions))
+		if version < 1 || version > topics.MaxSchemaVersions {
+			errs = append(errs, fmt.Errorf("version %d: 1 to %d are allowed", version, topics.MaxSchemaVersions))
 		}
 		if slices.Contains(c.Versions[:i], version) {
 			errs = append(errs, fmt.Errorf("version %d is given twice", version))

@@ -16,16 +16,17 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // topicSource is the topic that the tests of copies in other versions copy.
 const topicSource = "orders"
 
 // sourceRules are the rules of the source, of its copies, and of those of the tests in addition.
-func sourceRules(more ...jetstream.TopicRule) []jetstream.TopicRule {
+func sourceRules(more ...topics.Rule) []topics.Rule {
 	return append(more,
-		jetstream.TopicRule{Pattern: topicSource, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Compatibility: "none", Mirrors: []int{1, 2}}},
-		jetstream.TopicRule{Pattern: topicSource + ".*", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: topicSource}},
+		topics.Rule{Pattern: topicSource, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none", Mirrors: []int{1, 2}}},
+		topics.Rule{Pattern: topicSource + ".*", Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Of: topicSource}},
 	)
 }
 
@@ -105,7 +106,7 @@ func eventsOf(tb testing.TB, bus *jetstream.Bus, topic string) (all []*jetstream
 func awaitCopies(tb testing.TB, bus *jetstream.Bus, version, n int) (all []*jetstream.Event) {
 	tb.Helper()
 	poll(tb, fmt.Sprintf("%d copies in version %d", n, version), func() bool {
-		all = eventsOf(tb, bus, jetstream.MirrorTopic(topicSource, version))
+		all = eventsOf(tb, bus, topics.Mirror(topicSource, version))
 		return len(all) >= n
 	})
 	return all
@@ -128,7 +129,7 @@ func wantCopies(tb testing.TB, bus *jetstream.Bus, version int) {
 		want[e.Key] = append(want[e.Key], copyID(e, version))
 	}
 	got := map[string][]string{}
-	for _, e := range eventsOf(tb, bus, jetstream.MirrorTopic(topicSource, version)) {
+	for _, e := range eventsOf(tb, bus, topics.Mirror(topicSource, version)) {
 		got[e.Key] = append(got[e.Key], e.ID)
 	}
 	slices.Sort(want[""]) // in no order
@@ -171,7 +172,7 @@ func TestDualWriteCasts(t *testing.T) {
 				continue
 			}
 			want := *source
-			want.Topic, want.ID, want.Payload = jetstream.MirrorTopic(topicSource, version), got.ID, []byte(payloads[i])
+			want.Topic, want.ID, want.Payload = topics.Mirror(topicSource, version), got.ID, []byte(payloads[i])
 			want.Stream, want.Sequence, want.StoredAt = got.Stream, got.Sequence, got.StoredAt
 			want.Headers = inVersion(source.Headers, version)
 			if string(got.Payload) != payloads[i] {
@@ -334,7 +335,7 @@ func TestDualWriteOfARemadeStream(t *testing.T) {
 // group.
 func TestDualWriteLooksForOldCopies(t *testing.T) {
 	t.Parallel()
-	rule := jetstream.TopicRule{Pattern: topicSource + ".v2", DuplicateWindow: time.Second, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: topicSource}}
+	rule := topics.Rule{Pattern: topicSource + ".v2", DuplicateWindow: time.Second, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Of: topicSource}}
 	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rule)})
 	registerVersions(t, bus)
 	stop := startDualWrite(t, JetStream(bus), []int{1, 2}, nil)
@@ -343,7 +344,7 @@ func TestDualWriteLooksForOldCopies(t *testing.T) {
 	}
 	copiedAll(t, bus)
 	stop()
-	forgotten := eventsOf(t, bus, jetstream.MirrorTopic(topicSource, 2))[0]
+	forgotten := eventsOf(t, bus, topics.Mirror(topicSource, 2))[0]
 	poll(t, "the stream forgets an id", func() bool {
 		// the server sweeps once a window
 		return time.Since(time.Unix(0, forgotten.StoredAt)) > 3*time.Second
@@ -366,11 +367,11 @@ func TestDualWriteLooksForOldCopies(t *testing.T) {
 // They come behind later events of their keys.
 func TestDualWriteAddsAVersion(t *testing.T) {
 	t.Parallel()
-	var rules []jetstream.TopicRule
+	var rules []topics.Rule
 	for version := 1; version <= 2; version++ {
-		rules = append(rules, jetstream.TopicRule{
-			Pattern: jetstream.MirrorTopic(topicSource, version), DuplicateWindow: time.Second,
-			Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Of: topicSource},
+		rules = append(rules, topics.Rule{
+			Pattern: topics.Mirror(topicSource, version), DuplicateWindow: time.Second,
+			Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Of: topicSource},
 		})
 	}
 	bus := openBus(t, jetstream.Config{URL: startNATS(t), Topics: sourceRules(rules...)})
@@ -400,7 +401,7 @@ func TestDualWriteAddsAVersion(t *testing.T) {
 		want = append(want, copyID(e, 2))
 	}
 	late := 0
-	for _, e := range eventsOf(t, bus, jetstream.MirrorTopic(topicSource, 2)) {
+	for _, e := range eventsOf(t, bus, topics.Mirror(topicSource, 2)) {
 		id, is := strings.CutSuffix(e.ID, lateCopy)
 		if is {
 			late++
@@ -472,7 +473,7 @@ func repeatUnknown(t *testing.T, window time.Duration) {
 	copiedAll(t, bus)
 	for version := 1; version <= 2; version++ {
 		wantPlaces := map[string]int{}
-		for _, e := range eventsOf(t, bus, jetstream.MirrorTopic(topicSource, version)) {
+		for _, e := range eventsOf(t, bus, topics.Mirror(topicSource, version)) {
 			wantPlaces[string(e.Payload)]++
 		}
 		if len(wantPlaces) != 30 {

@@ -14,11 +14,12 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/topics"
 	"eventhub/projections"
 )
 
 // openExample opens a bus with an embedded server of its own, and with rules for topics.
-func openExample(rules ...jetstream.TopicRule) (bus *jetstream.Bus, end func()) {
+func openExample(rules ...topics.Rule) (bus *jetstream.Bus, end func()) {
 	server, err := embedded.Start(context.Background(), embedded.Config{}) // in memory
 	if err != nil {
 		panic(err)
@@ -116,7 +117,7 @@ func Example() {
 
 // A mirror holds the newest event of each key of a compacted topic in memory.
 func ExampleMirror() {
-	bus, end := openExample(jetstream.TopicRule{Pattern: "prices", Compaction: true})
+	bus, end := openExample(topics.Rule{Pattern: "prices", Compaction: true})
 	defer end()
 	ctx := context.Background()
 	publish(bus, "prices", "apple", "3")
@@ -151,7 +152,7 @@ func ExampleMirror() {
 
 // A changelog copies a topic into a table of an SQL database: a row for each key.
 func ExampleChangelog() {
-	bus, end := openExample(jetstream.TopicRule{Pattern: "prices", Compaction: true})
+	bus, end := openExample(topics.Rule{Pattern: "prices", Compaction: true})
 	defer end()
 	ctx := context.Background()
 
@@ -214,7 +215,7 @@ func ExampleChangelog() {
 // A DualWrite keeps a copy of a topic in an earlier version of its schema, for consumers that
 // cannot ask for a version.
 func ExampleDualWrite() {
-	bus, end := openExample(jetstream.TopicRule{Pattern: "orders", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce, Mirrors: []int{1}}})
+	bus, end := openExample(topics.Rule{Pattern: "orders", Schema: topics.SchemaRule{Mode: topics.SchemaEnforce, Mirrors: []int{1}}})
 	defer end()
 	ctx := context.Background()
 
@@ -238,7 +239,7 @@ func ExampleDualWrite() {
 	defer stop()
 
 	publish(bus, "orders", "7", `{"hostname":"a"}`) // of the latest version
-	copies := bus.Keys(jetstream.MirrorTopic("orders", 1))
+	copies := bus.Keys(topics.Mirror("orders", 1))
 	until(func() bool {
 		e, err := copies.Get(ctx, "7")
 		if err != nil {

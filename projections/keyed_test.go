@@ -19,6 +19,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // oddKeys have bytes that subjects, file names and KV keys do not take.
@@ -608,7 +609,7 @@ func TestWhatNoStoreTakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			url := startNATS(t)
-			bus := openBus(t, jetstream.Config{URL: url, Topics: []jetstream.TopicRule{{Pattern: "counted", Compaction: true}}})
+			bus := openBus(t, jetstream.Config{URL: url, Topics: []topics.Rule{{Pattern: "counted", Compaction: true}}})
 			nc, err := nats.Connect(url)
 			if err != nil {
 				t.Fatal(err)

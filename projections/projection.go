@@ -49,7 +49,7 @@ type Projection struct {
 	// names only the function that panicked.
 	Apply func(ctx context.Context, state []byte, e *jetstream.Event) ([]byte, error)
 	// DropNewKeys drops events of new keys, instead of sending them to the dead letters, while the
-	// topic of the states has as many keys as its rule allows (jetstream.TopicRule.MaxKeys). The
+	// topic of the states has as many keys as its rule allows (topics.Rule.MaxKeys). The
 	// events are counted as Dropped, and the log names one of them a minute. It is for events that
 	// repeat, such as heartbeats, if many may publish them: dead letters would take room from
 	// others. Keys that exist are not affected either way.

@@ -25,7 +25,7 @@ var (
 )
 
 // NewTopicStore returns a store on a topic. The topic must be compacted
-// (jetstream.TopicRule.Compaction); otherwise its retention removes states.
+// (topics.Rule.Compaction); otherwise its retention removes states.
 func NewTopicStore(bus Bus, topic string) *TopicStore {
 	return &TopicStore{bus: bus, topic: topic}
 }

@@ -16,6 +16,7 @@ import (
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/topicfile"
+	"eventhub/jetstream/topics"
 	"eventhub/ops"
 )
 
@@ -250,7 +251,7 @@ func (f busFlags) sync() (every time.Duration, always bool, err error) {
 }
 
 // rules reads and checks the topics file. Without a file there are no rules.
-func (f busFlags) rules() (rules []jetstream.TopicRule, err error) {
+func (f busFlags) rules() (rules []topics.Rule, err error) {
 	if f.TopicsFile == "" {
 		return nil, nil
 	}

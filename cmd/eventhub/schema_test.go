@@ -12,13 +12,14 @@ import (
 
 	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // TestSchemaCommands registers, shows and compares versions as a user does.
 func TestSchemaCommands(t *testing.T) {
 	t.Parallel()
 	hub := hubtest.New(t, hubtest.Token("token"), hubtest.Bus(func(cfg *jetstream.Config) {
-		cfg.Topics = []jetstream.TopicRule{{Pattern: "hosts", MaxAge: time.Hour, Schema: jetstream.SchemaRule{Mode: jetstream.SchemaEnforce}}}
+		cfg.Topics = []topics.Rule{{Pattern: "hosts", MaxAge: time.Hour, Schema: topics.SchemaRule{Mode: topics.SchemaEnforce}}}
 	}))
 	dir := t.TempDir()
 	file := func(name, text string) string {

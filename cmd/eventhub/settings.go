@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"eventhub/acl"
-	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // minPublicToken is the minimum length of a token that other hosts can try to guess.
@@ -23,7 +23,7 @@ type settings struct {
 	cert    *certificate
 	certOps bool
 	// topics are the rules of the topics file.
-	topics []jetstream.TopicRule
+	topics []topics.Rule
 	// outbox is the outbox of OUTBOX_DSN, or nil.
 	outbox *outboxDSN
 	// tracing says where spans go, or is nil.
@@ -114,7 +114,7 @@ func (cmd *serveCmd) secureNATS(set *settings) error {
 }
 
 // snapshotTopics returns the topics of snapshots, each with the topic of which they are made.
-func snapshotTopics(rules []jetstream.TopicRule) map[string]string {
+func snapshotTopics(rules []topics.Rule) map[string]string {
 	topics := make(map[string]string)
 	for _, r := range rules {
 		if r.Snapshot != nil {

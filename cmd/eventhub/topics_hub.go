@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/topics"
 	"eventhub/ops"
 )
 
@@ -51,7 +52,7 @@ func yes(is bool) string {
 	return "no"
 }
 
-func ageText(ms int64) string { return jetstream.AgeText(time.Duration(ms) * time.Millisecond) }
+func ageText(ms int64) string { return topics.AgeText(time.Duration(ms) * time.Millisecond) }
 
 // topicFlags name a topic of the running hub.
 type topicFlags struct {

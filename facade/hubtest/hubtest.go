@@ -24,6 +24,7 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/topics"
 	eventhub "eventhub/sdk/go"
 	"eventhub/sdk/go/wire"
 )
@@ -80,7 +81,7 @@ func Policy(name, token, policy string) Option {
 
 // Topics adds rules for topics, such as those of the topics file that is used in production. All
 // streams are in memory, whatever the rules say.
-func Topics(rules ...jetstream.TopicRule) Option {
+func Topics(rules ...topics.Rule) Option {
 	return func(c *config) { c.bus.Topics = append(c.bus.Topics, rules...) }
 }
 

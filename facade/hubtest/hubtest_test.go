@@ -18,6 +18,7 @@ import (
 	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 	"eventhub/sdk/go/wire"
 )
 
@@ -134,7 +135,7 @@ func TestGoneWithTheTest(t *testing.T) {
 	}
 	var h *hubtest.Hub
 	t.Run("test", func(t *testing.T) {
-		h = hubtest.New(t, hubtest.Topics(jetstream.TopicRule{Pattern: "state", Compaction: true, Storage: jetstream.StorageFile}))
+		h = hubtest.New(t, hubtest.Topics(topics.Rule{Pattern: "state", Compaction: true, Storage: topics.StorageFile}))
 		if _, err := h.Bus.Publish(t.Context(), "state", []byte("1"), jetstream.PublishOptions{Key: "k"}); err != nil {
 			t.Fatal(err)
 		}

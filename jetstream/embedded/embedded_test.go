@@ -14,6 +14,7 @@ import (
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 var _ jetstream.Server = (*embedded.Server)(nil)
@@ -88,7 +89,7 @@ func TestStartSaysWhatIsWrong(t *testing.T) {
 func TestServerInMemory(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
-	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: start(t, embedded.Config{}), Topics: []jetstream.TopicRule{{Pattern: "state", Compaction: true, Storage: jetstream.StorageFile}}})
+	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: start(t, embedded.Config{}), Topics: []topics.Rule{{Pattern: "state", Compaction: true, Storage: topics.StorageFile}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,7 +57,7 @@ type TopicObserver interface {
 	// PublishFailed counts a publish that was answered with an error.
 	PublishFailed()
 	// GroupIgnored counts a group that holds the events of a topic with OnFullReject no more,
-	// because it had no member for TopicRule.GroupAge. Each hub counts for itself.
+	// because it had no member for topics.Rule.GroupAge. Each hub counts for itself.
 	GroupIgnored()
 	// SchemaBroken counts an event that breaks the schema of the topic: it was refused, or stored
 	// all the same (SchemaWarn).

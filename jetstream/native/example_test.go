@@ -10,6 +10,7 @@ import (
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/topics"
 )
 
 // exampleHub stands for a hub: a bus with a NATS server that native clients reach.
@@ -19,7 +20,7 @@ func exampleHub() (url string, end func()) {
 	if err != nil {
 		panic(err)
 	}
-	bus, err := jetstream.Open(ctx, jetstream.Config{Server: server, Topics: []jetstream.TopicRule{{Pattern: "orders.placed"}}})
+	bus, err := jetstream.Open(ctx, jetstream.Config{Server: server, Topics: []topics.Rule{{Pattern: "orders.placed"}}})
 	if err != nil {
 		panic(err)
 	}

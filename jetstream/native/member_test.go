@@ -18,6 +18,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/topics"
 )
 
 func TestPublishNeedsATopic(t *testing.T) {
@@ -38,7 +39,7 @@ func TestPublishNeedsATopic(t *testing.T) {
 func TestEventsGoBothWays(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(c *jetstream.Config) {
-		c.Topics = []jetstream.TopicRule{{Pattern: "user.**", Family: "user"}}
+		c.Topics = []topics.Rule{{Pattern: "user.**", Family: "user"}}
 	})
 	r.create("orders", "user.7")
 	fields := native.Fields{ID: "o-1", TS: 5, HasTS: true, Key: "customer:1", SID: "s", Headers: map[string]string{"traceparent": "00-ab", "X": "é"}, Tags: []string{"a", "é"}, CausedBy: []string{"c"}}
@@ -461,7 +462,7 @@ func TestLargeDeadLetters(t *testing.T) {
 func TestNewestByKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(c *jetstream.Config) {
-		c.Topics = []jetstream.TopicRule{{Pattern: "state", Compaction: true}}
+		c.Topics = []topics.Rule{{Pattern: "state", Compaction: true}}
 	})
 	r.create("state")
 	kv, err := r.js.KeyValue(t.Context(), native.BucketName("state"))

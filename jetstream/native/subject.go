@@ -18,10 +18,11 @@ const (
 	MaxID    = 128
 )
 
-const (
-	maxObjectName = 200 // a stream's or consumer's name is also a directory name on the server
-	maxBucketName = 150 // its stream's name has a prefix
-)
+// MaxObjectName is the longest name of a stream or a consumer, which is also the name of a
+// directory of the server.
+const MaxObjectName = 200
+
+const maxBucketName = 150 // its stream's name has a prefix
 
 // DeadLetterPrefix begins the topics of dead letters: those of orders.placed are on
 // dlq.orders.placed.
@@ -181,7 +182,7 @@ func escape(s string, upper bool) string {
 // hash; the marker =_ is no escape, so the two forms never meet.
 func ObjectName(s string) string {
 	name := escape(s, false)
-	if len(name) <= maxObjectName {
+	if len(name) <= MaxObjectName {
 		return name
 	}
 	sum := sha256.Sum256([]byte(s))

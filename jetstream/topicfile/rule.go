@@ -8,7 +8,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // defaultEvery is the interval of snapshots that is not given.
@@ -16,7 +16,7 @@ const defaultEvery = 30 * time.Second
 
 // rule is a rule as it is read.
 type rule struct {
-	jetstream.TopicRule
+	topics.Rule
 
 	node   *yaml.Node
 	at     map[string]*yaml.Node // the values, by the names that a RuleError gives the fields
@@ -123,7 +123,7 @@ func (p *parser) rule(n *yaml.Node) *rule {
 			return ""
 		}},
 		{name: "snapshot", read: func(n *yaml.Node) string {
-			r.Snapshot = &jetstream.SnapshotRule{Every: defaultEvery}
+			r.Snapshot = &topics.SnapshotRule{Every: defaultEvery}
 			if !p.mapping(r, n, "snapshot", "a topic and an interval such as {topic: process.state.snapshot, every: 30s}", []field{
 				{name: "topic", as: "snapshot.topic", read: func(n *yaml.Node) string { return text(n, &r.Snapshot.Topic) }},
 				{name: "every", as: "snapshot.every", read: func(n *yaml.Node) string {
@@ -164,7 +164,7 @@ func (p *parser) rule(n *yaml.Node) *rule {
 					if msg := number(n, &v); msg != "" {
 						return msg
 					}
-					if v < 1 || v > jetstream.MaxSchemaVersions {
+					if v < 1 || v > topics.MaxSchemaVersions {
 						return "unversioned " + n.Value + ": 1 to 500 are allowed"
 					}
 					r.Schema.Unversioned = int(v)
@@ -244,16 +244,16 @@ func (p *parser) versions(n *yaml.Node, to *[]int) string {
 	if len(n.Content) == 0 {
 		return "mirrors is empty; add versions, or remove the field"
 	}
-	if len(n.Content) > jetstream.MaxMirrors {
-		return fmt.Sprintf("mirrors has %d versions; at most %d are allowed", len(n.Content), jetstream.MaxMirrors)
+	if len(n.Content) > topics.MaxMirrors {
+		return fmt.Sprintf("mirrors has %d versions; at most %d are allowed", len(n.Content), topics.MaxMirrors)
 	}
 	for _, item := range n.Content {
 		var v int64
 		if msg := number(resolve(item), &v); msg != "" {
 			return "mirrors: " + msg
 		}
-		if v < 1 || v > jetstream.MaxSchemaVersions {
-			return fmt.Sprintf("mirrors: version %d: 1 to %d are allowed", v, jetstream.MaxSchemaVersions)
+		if v < 1 || v > topics.MaxSchemaVersions {
+			return fmt.Sprintf("mirrors: version %d: 1 to %d are allowed", v, topics.MaxSchemaVersions)
 		}
 		*to = append(*to, int(v))
 	}

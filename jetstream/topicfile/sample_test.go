@@ -7,6 +7,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 )
 
 // TestSampleThatShips applies docs/topics.yaml to a server of its own. The second time there is
@@ -16,16 +17,16 @@ func TestSampleThatShips(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := make(map[string]jetstream.TopicRule)
+	found := make(map[string]topics.Rule)
 	for _, r := range rules {
 		found[r.Pattern] = r
 	}
 	state, readings := found["process.state"], found["sensor.reading"]
 	if found["heartbeat.received"].MaxAge != 3*24*time.Hour || !state.Compaction || !found["kv.set"].Compaction ||
 		!found["process.state.snapshot"].Compaction || found["user.*.events"].Family != "users" || found["**"].MaxAge == 0 ||
-		state.Snapshot == nil || !reflect.DeepEqual(*state.Snapshot, jetstream.SnapshotRule{Topic: "process.state.snapshot", Every: 30 * time.Second}) ||
-		found["payment.received"].OnFull != jetstream.OnFullReject || found["payment.received"].GroupAge != 3*24*time.Hour || readings.Snapshot == nil || readings.Snapshot.KeySource != "/sensor/id" ||
-		found["invoice.sent"].CloudEvents != (jetstream.CloudEventsRule{Source: "/billing", Headers: true}) {
+		state.Snapshot == nil || !reflect.DeepEqual(*state.Snapshot, topics.SnapshotRule{Topic: "process.state.snapshot", Every: 30 * time.Second}) ||
+		found["payment.received"].OnFull != topics.OnFullReject || found["payment.received"].GroupAge != 3*24*time.Hour || readings.Snapshot == nil || readings.Snapshot.KeySource != "/sensor/id" ||
+		found["invoice.sent"].CloudEvents != (topics.CloudEventsRule{Source: "/billing", Headers: true}) {
 		t.Errorf("got %+v", rules)
 	}
 	bus, err := jetstream.Open(t.Context(), jetstream.Config{Server: natstest.Embed(t, t.TempDir()), Topics: rules})

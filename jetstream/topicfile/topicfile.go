@@ -17,7 +17,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // Bounds of a file.
@@ -55,7 +55,7 @@ func (e Errors) Unwrap() []error {
 }
 
 // Load reads the file at path. It returns the error of Parse, or why the file cannot be read.
-func Load(path string) ([]jetstream.TopicRule, error) {
+func Load(path string) ([]topics.Rule, error) {
 	f, err := os.Open(path) //nolint:gosec // the file is the operator's choice
 	if err != nil {
 		return nil, fmt.Errorf("topics file %s: %w", path, cause(err))
@@ -79,7 +79,7 @@ func cause(err error) error {
 // Parse reads the rules in data: at most 1,000 rules in at most 1 MiB. name is the name of the file
 // in faults. The error is of type Errors. It lists all faults, except those after the hundredth, or
 // after a line that is not YAML.
-func Parse(name string, data []byte) ([]jetstream.TopicRule, error) {
+func Parse(name string, data []byte) ([]topics.Rule, error) {
 	p := &parser{file: name}
 	if len(data) > maxBytes {
 		p.fault(nodeAt(1, 1), "file exceeds %d bytes; use patterns instead of many rules", maxBytes)
@@ -91,9 +91,9 @@ func Parse(name string, data []byte) ([]jetstream.TopicRule, error) {
 	if root != nil {
 		rules = p.root(root)
 	}
-	result := make([]jetstream.TopicRule, len(rules))
+	result := make([]topics.Rule, len(rules))
 	for i, r := range rules {
-		result[i] = r.TopicRule
+		result[i] = r.Rule
 	}
 	if !p.full() {
 		p.checkRules(rules, result)
@@ -234,8 +234,8 @@ func (p *parser) syntax(data []byte, read int, err error) {
 }
 
 // checkRules finds what is wrong with rules that could be read: in themselves and between them.
-func (p *parser) checkRules(rules []*rule, all []jetstream.TopicRule) {
-	for _, e := range jetstream.ValidateRules(all) {
+func (p *parser) checkRules(rules []*rule, all []topics.Rule) {
+	for _, e := range topics.Validate(all) {
 		r := rules[e.Rule]
 		if r.brokenIn(e.Fields) || e.Other >= 0 && rules[e.Other].brokenIn(e.Fields) {
 			continue // it may be no more than what follows from another fault

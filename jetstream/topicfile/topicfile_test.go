@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 func TestEverythingThatCanBeSaid(t *testing.T) {
@@ -41,21 +41,21 @@ topics:
 		t.Fatal(err)
 	}
 	const day = 24 * time.Hour
-	want := []jetstream.TopicRule{
+	want := []topics.Rule{
 		{
 			Pattern: "process.state", MaxAge: 7 * day, MaxBytes: 10 << 30, MaxMsgs: 1_000_000, Compaction: true,
-			Snapshot: &jetstream.SnapshotRule{Topic: "process.state.snapshot", Every: 90 * time.Second}, Replicas: 3,
-			Storage: jetstream.StorageMemory, DuplicateWindow: 2 * time.Minute, MaxPayload: 256 << 10,
+			Snapshot: &topics.SnapshotRule{Topic: "process.state.snapshot", Every: 90 * time.Second}, Replicas: 3,
+			Storage: topics.StorageMemory, DuplicateWindow: 2 * time.Minute, MaxPayload: 256 << 10,
 		},
 		{Pattern: "process.state.snapshot", Compaction: true},
 		{Pattern: "user.*.events", Family: "users", MaxAge: 7 * day, MaxBytes: 10 << 30, MaxMsgs: 1_000_000},
-		{Pattern: "kv.set", Compaction: true, Snapshot: &jetstream.SnapshotRule{Topic: "kv.snapshot", Every: 30 * time.Second}},
+		{Pattern: "kv.set", Compaction: true, Snapshot: &topics.SnapshotRule{Topic: "kv.snapshot", Every: 30 * time.Second}},
 		{Pattern: "kv.snapshot", Compaction: true},
-		{Pattern: "sensor.read", MaxAge: 2 * time.Hour, Snapshot: &jetstream.SnapshotRule{
+		{Pattern: "sensor.read", MaxAge: 2 * time.Hour, Snapshot: &topics.SnapshotRule{
 			Topic: "sensor.snapshot", Every: time.Hour, KeySource: "/sensor/id~1", BatchKeys: []string{"a", "7", "b:c"},
 		}},
 		{Pattern: "sensor.snapshot", Compaction: true},
-		{Pattern: "orders", Schema: jetstream.SchemaRule{Mode: jetstream.SchemaWarn, Mirrors: []int{1, 3}}},
+		{Pattern: "orders", Schema: topics.SchemaRule{Mode: topics.SchemaWarn, Mirrors: []int{1, 3}}},
 		{Pattern: "**", MaxAge: 42 * time.Hour, MaxMsgs: 12, MaxPayload: 1024},
 	}
 	if !reflect.DeepEqual(rules, want) {
@@ -290,7 +290,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rules, err := Parse("f", data)
 		if err == nil {
-			if faults := jetstream.ValidateRules(rules); len(faults) > 0 {
+			if faults := topics.Validate(rules); len(faults) > 0 {
 				t.Fatalf("the bus does not take %+v: %v", rules, faults[0])
 			}
 			return

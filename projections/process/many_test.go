@@ -11,6 +11,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/topics"
 	"eventhub/projections"
 )
 
@@ -21,7 +22,7 @@ func TestAFullTopicOfStatesHoldsUpNoProcess(t *testing.T) {
 	const known = 3
 	bus := openBus(t, jetstream.Config{
 		Server: natstest.Embed(t, t.TempDir()),
-		Topics: []jetstream.TopicRule{{Pattern: TopicState, Compaction: true, MaxKeys: known}},
+		Topics: []topics.Rule{{Pattern: TopicState, Compaction: true, MaxKeys: known}},
 	})
 	start(t, Config{Bus: projections.JetStream(bus), StaleAfter: time.Hour})
 	for n := range known {
@@ -116,7 +117,7 @@ func letters(tb testing.TB, bus *jetstream.Bus) (n int) {
 // BenchmarkNewProcesses projects a backlog of heartbeats, each of another process; so many are more
 // than are kept in memory.
 func BenchmarkNewProcesses(b *testing.B) {
-	bus := openBus(b, jetstream.Config{Server: natstest.Embed(b, b.TempDir()), Topics: []jetstream.TopicRule{{Pattern: TopicState, Compaction: true, MaxKeys: 10_000_000}}})
+	bus := openBus(b, jetstream.Config{Server: natstest.Embed(b, b.TempDir()), Topics: []topics.Rule{{Pattern: TopicState, Compaction: true, MaxKeys: 10_000_000}}})
 	p := bus.NewPublisher()
 	for i := range b.N {
 		if err := p.PublishAsync(b.Context(), TopicHeartbeat, []byte(heartbeat(i, 0)), jetstream.PublishOptions{}, func(_ jetstream.Receipt, err error) {

@@ -16,6 +16,7 @@ import (
 	"eventhub/facade"
 	"eventhub/facade/hubtest"
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 	eventhub "eventhub/sdk/go"
 )
 
@@ -119,7 +120,7 @@ func publishCount(t *testing.T, c *eventhub.Client, topic string, from, to int) 
 // compacted is a hub whose topics c.* are compacted.
 func compacted(t *testing.T, change ...func(*facade.Config)) *hubtest.Hub {
 	t.Helper()
-	opts := []hubtest.Option{hubtest.Topics(jetstream.TopicRule{Pattern: "c.*", Compaction: true})}
+	opts := []hubtest.Option{hubtest.Topics(topics.Rule{Pattern: "c.*", Compaction: true})}
 	for _, f := range change {
 		opts = append(opts, hubtest.Facade(f))
 	}
@@ -323,7 +324,7 @@ func lose(t *testing.T, p *proxy, c *eventhub.Client, f func()) {
 
 func TestWhatABroadcastMissedIsToldExactly(t *testing.T) {
 	t.Parallel()
-	hub := hubtest.New(t, hubtest.Topics(jetstream.TopicRule{Pattern: "short", MaxMsgs: 20}, jetstream.TopicRule{Pattern: "**"}),
+	hub := hubtest.New(t, hubtest.Topics(topics.Rule{Pattern: "short", MaxMsgs: 20}, topics.Rule{Pattern: "**"}),
 		hubtest.Facade(func(c *facade.Config) { c.Limits.RingFrames, c.Limits.CatchUp = 16, 30 }))
 	p := startProxy(t, hub.WebSocket)
 	c, writer := connect(t, p.url, fast(hub.Token)), connect(t, hub.WebSocket, fast(hub.Token))
@@ -499,7 +500,7 @@ func TestASlowHandlerHoldsUpItsBroadcastAlone(t *testing.T) {
 
 func TestPresenceOfABroadcast(t *testing.T) {
 	t.Parallel()
-	hub := hubtest.New(t, hubtest.Token("the hub's own token"), hubtest.Topics(jetstream.TopicRule{Pattern: "room", Presence: true}),
+	hub := hubtest.New(t, hubtest.Token("the hub's own token"), hubtest.Topics(topics.Rule{Pattern: "room", Presence: true}),
 		hubtest.Policy("alice", "the token of alice", `{"rules":[{"effect":"allow","action":"subscribe","topics":["**"]}]}`))
 	c := connect(t, hub.WebSocket, fast("the hub's own token"))
 	var names list[string]

@@ -10,6 +10,7 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/topics"
 	eventhub "eventhub/sdk/go"
 )
 
@@ -458,7 +459,7 @@ func exampleHub(ctx context.Context) (url, http string, end func()) {
 	if err != nil {
 		panic(err)
 	}
-	bus, err := jetstream.Open(ctx, jetstream.Config{Server: nats, Topics: []jetstream.TopicRule{{Pattern: "machine.state", Compaction: true}}})
+	bus, err := jetstream.Open(ctx, jetstream.Config{Server: nats, Topics: []topics.Rule{{Pattern: "machine.state", Compaction: true}}})
 	if err != nil {
 		panic(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"eventhub/facade/hubtest"
-	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 	eventhub "eventhub/sdk/go"
 )
 
@@ -70,7 +70,7 @@ func TestReplayReadsPageByPage(t *testing.T) {
 
 func TestLatestAndSnapshot(t *testing.T) {
 	t.Parallel()
-	hub := hubtest.New(t, hubtest.Topics(jetstream.TopicRule{Pattern: "kept.*", Compaction: true}))
+	hub := hubtest.New(t, hubtest.Topics(topics.Rule{Pattern: "kept.*", Compaction: true}))
 	c := connect(t, hub.WebSocket, eventhub.Options{Token: hub.Token})
 	keys := []string{"a", "b/c d", "é%", "host:name:1"}
 	for i, key := range keys {

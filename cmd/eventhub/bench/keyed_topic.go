@@ -14,6 +14,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/topics"
 )
 
 // keyedTopic is a filled compacted topic with a bus and a native client, each with one connection
@@ -47,7 +48,7 @@ func (cmd *Keyed) open(ctx context.Context, b *run) (_ *keyedTopic, err error) {
 	at, _, _ := strings.Cut(b.sys.native.url, ",") // the same server of a cluster for both
 	t.bus, err = jetstream.Open(ctx, jetstream.Config{
 		URL: at, Replicas: b.target.Replicas, Connections: 1,
-		Topics: []jetstream.TopicRule{{Pattern: t.name, Compaction: true}},
+		Topics: []topics.Rule{{Pattern: t.name, Compaction: true}},
 	})
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package jetstream
+package topics
 
 import (
 	"cmp"
@@ -10,13 +10,16 @@ import (
 	"eventhub/jetstream/schema/compat"
 )
 
+// MaxSchemaVersions is the maximum number of versions of one topic.
+const MaxSchemaVersions = 500
+
 // SchemaMode is what the hub does with events that break the schema of their topic.
 type SchemaMode string
 
 const (
 	// SchemaOff asks for no schema.
 	SchemaOff SchemaMode = "off"
-	// SchemaWarn stores such events and counts them (TopicObserver.SchemaBroken).
+	// SchemaWarn stores such events and counts them (event.TopicObserver.SchemaBroken).
 	SchemaWarn SchemaMode = "warn"
 	// SchemaEnforce refuses such events with schema_invalid.
 	SchemaEnforce SchemaMode = "enforce"
@@ -36,7 +39,7 @@ type SchemaRule struct {
 	// Unversioned is the version of stored events that have no header x-schema-version. Default 1.
 	Unversioned int
 	// Mirrors are versions in which the events of the topic are copied to topics of their own
-	// (MirrorTopic), at most MaxMirrors. They need a rule for one topic, with SchemaWarn or
+	// (Mirror), at most MaxMirrors. They need a rule for one topic, with SchemaWarn or
 	// SchemaEnforce. projections.DualWrite makes the copies.
 	Mirrors []int
 }
@@ -44,15 +47,15 @@ type SchemaRule struct {
 // MaxMirrors is the most versions of SchemaRule.Mirrors.
 const MaxMirrors = 4
 
-// MirrorTopic returns the topic that has the events of a topic in a version of their schema, which
+// Mirror returns the topic that has the events of a topic in a version of their schema, which
 // is <topic>.v<version>.
-func MirrorTopic(topic string, version int) string { return topic + ".v" + strconv.Itoa(version) }
+func Mirror(topic string, version int) string { return topic + ".v" + strconv.Itoa(version) }
 
-// asked reports whether events are compared with schemas.
-func (r *SchemaRule) asked() bool { return r.Mode != "" && r.Mode != SchemaOff }
+// Asked reports whether events are compared with schemas.
+func (r *SchemaRule) Asked() bool { return r.Mode != "" && r.Mode != SchemaOff }
 
-// name is the name under which the schemas of a topic are registered.
-func (r *SchemaRule) name(topic string) string { return cmp.Or(r.Of, topic) }
+// Name returns the name under which the schemas of a topic are registered.
+func (r *SchemaRule) Name(topic string) string { return cmp.Or(r.Of, topic) }
 
 // check says what is wrong with the rule.
 func (r *SchemaRule) check(check func(ok bool, fields []string, format string, args ...any)) {
@@ -71,25 +74,25 @@ func (r *SchemaRule) check(check func(ok bool, fields []string, format string, a
 }
 
 // checkMirrors says what is wrong with the copies of a topic in other versions.
-func (r *TopicRule) checkMirrors(check func(ok bool, fields []string, format string, args ...any)) {
+func (r *Rule) checkMirrors(check func(ok bool, fields []string, format string, args ...any)) {
 	mirrors := r.Schema.Mirrors
 	if len(mirrors) == 0 {
 		return
 	}
 	fields := []string{fieldSchemaMirrors}
-	check(r.Schema.asked(), []string{fieldSchemaMirrors, fieldSchemaMode}, "mirrors need schemas; add mode: enforce, or mode: warn")
+	check(r.Schema.Asked(), []string{fieldSchemaMirrors, fieldSchemaMode}, "mirrors need schemas; add mode: enforce, or mode: warn")
 	check(len(mirrors) <= MaxMirrors, fields, "mirrors has %d versions; at most %d are allowed", len(mirrors), MaxMirrors)
 	for i, version := range mirrors[:min(len(mirrors), MaxMirrors)] {
 		check(version >= 1 && version <= MaxSchemaVersions, fields, "mirrors: version %d: 1 to %d are allowed", version, MaxSchemaVersions)
 		check(!slices.Contains(mirrors[:i], version), fields, "mirrors has version %d twice; remove one of them", version)
 	}
-	if wild(r.Pattern) {
+	if r.isPattern() {
 		check(false, []string{fieldSchemaMirrors, fieldPattern}, "mirrors need a single topic, and this is a pattern, which could match its own mirrors; add a rule for that topic")
 		return
 	}
 	check(!meet(r.Pattern, native.DeadLetterPrefix+"**"), []string{fieldSchemaMirrors, fieldPattern}, "dead letters have no schema of their own, so they have no mirrors; remove mirrors")
 	for _, version := range mirrors {
-		if topic := MirrorTopic(r.Pattern, version); native.CheckTopic(r.Pattern) == nil && native.CheckTopic(topic) != nil {
+		if topic := Mirror(r.Pattern, version); native.CheckTopic(r.Pattern) == nil && native.CheckTopic(topic) != nil {
 			check(false, []string{fieldSchemaMirrors, fieldPattern}, "mirror %s is not a topic, because it has %d bytes and at most %d are allowed; choose a shorter topic", topic, len(topic), native.MaxTopic)
 			return // one reason is enough
 		}

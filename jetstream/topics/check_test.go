@@ -1,4 +1,4 @@
-package jetstream
+package topics
 
 import (
 	"reflect"
@@ -6,17 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/native"
 )
 
 func TestRulesThatAreRefused(t *testing.T) {
 	t.Parallel()
-	alone := natstest.Embed(t, t.TempDir())
-	if err := (&Config{Server: alone}).validate(); err != nil {
-		t.Fatal(err)
-	}
 	snapshot := func(topic string) *SnapshotRule { return &SnapshotRule{Topic: topic} }
-	for want, rules := range map[string][]TopicRule{
+	for want, rules := range map[string][]Rule{
 		"at least 100ms":                       {{Pattern: "a", MaxAge: time.Millisecond}},
 		"duplicate window 10ms":                {{Pattern: "a", DuplicateWindow: 10 * time.Millisecond}},
 		"at most age 1m0s":                     {{Pattern: "a", MaxAge: time.Minute, DuplicateWindow: time.Hour}},
@@ -48,30 +44,21 @@ func TestRulesThatAreRefused(t *testing.T) {
 		"mirrors: version 501":                 {{Pattern: "a", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{MaxSchemaVersions + 1}}}},
 		"mirrors has version 2 twice":          {{Pattern: "a", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{2, 2}}}},
 		"mirrors need a single topic":          {{Pattern: "a.*", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}},
-		"mirror " + strings.Repeat("a", maxTopicLen-2) + ".v1 is not a topic": {{Pattern: strings.Repeat("a", maxTopicLen-2), Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}},
+		"mirror " + strings.Repeat("a", native.MaxTopic-2) + ".v1 is not a topic": {{Pattern: strings.Repeat("a", native.MaxTopic-2), Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}},
 		"never used":         {{Pattern: "a.**"}, {Pattern: "a"}},
 		"would overlap with": {{Pattern: "a.b"}, {Pattern: "a.*", Family: "f"}},
 		"family dlq":         {{Pattern: "*.x"}},
 	} {
-		faults := ValidateRules(rules)
+		faults := Validate(rules)
 		if len(faults) != 1 || !strings.Contains(faults[0].Error(), want) || faults[0].Rule != len(rules)-1 {
 			t.Errorf("%s: got %v", want, faults)
 		}
-		if cfg := (Config{Server: alone, Topics: rules}); cfg.validate() == nil {
-			t.Errorf("%s: the configuration takes them", want)
-		}
 	}
-	if err := (&Config{Server: alone, Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err == nil || !strings.Contains(err.Error(), "needs a cluster") {
-		t.Errorf("3 replicas on one server: %v", err)
-	}
-	if err := (&Config{URL: "nats://127.0.0.1:1", Topics: []TopicRule{{Pattern: "a", Replicas: 3}}}).validate(); err != nil {
-		t.Errorf("3 replicas in a cluster: %v", err)
-	}
-	letters := ValidateRules([]TopicRule{{Pattern: "dlq.a", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}})
+	letters := Validate([]Rule{{Pattern: "dlq.a", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}})
 	if len(letters) == 0 || !strings.Contains(letters[0].Error(), "so they have no mirrors") {
 		t.Errorf("mirrors of dead letters: %v", letters)
 	}
-	if faults := ValidateRules(builtinRules); len(faults) > 0 {
+	if faults := Validate(builtinRules); len(faults) > 0 {
 		t.Errorf("the built-in rules: %v", faults)
 	}
 }
@@ -80,29 +67,29 @@ func TestRulesThatAreRefused(t *testing.T) {
 // letters.
 func TestDefaultRuleComesAfterBuiltIn(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Topics: []TopicRule{{Pattern: "a.b"}, {Pattern: "**", MaxMsgs: 7}}}
-	b := &Bus{core: &core{rules: withBuiltin(cfg.Topics)}}
-	for topic, want := range map[string]TopicRule{
+	configured := []Rule{{Pattern: "a.b"}, {Pattern: "**", MaxMsgs: 7}}
+	rules := WithBuiltin(configured)
+	for topic, want := range map[string]Rule{
 		"a.b": {Pattern: "a.b"}, "other": {Pattern: "**", MaxMsgs: 7},
 		"dlq.a.b": builtinRules[0], "heartbeat.received": builtinRules[1], "process.state": builtinRules[2],
 	} {
-		if got := b.rules.of(topic); !reflect.DeepEqual(*got, want) {
+		if got := rules.Of(topic); !reflect.DeepEqual(*got, want) {
 			t.Errorf("%s: got %+v, want %+v", topic, *got, want)
 		}
 	}
-	mirrored := TopicRule{Pattern: "a.c", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}
-	if got := (Schemas{&schemas{core: &core{rules: []TopicRule{mirrored, {Pattern: "**"}}}}}).Mirrors(); !reflect.DeepEqual(got, []TopicRule{mirrored}) {
-		t.Errorf("rules with mirrors: %+v", got)
-	}
-	if got := b.Admin().Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
+	if got := rules.Snapshots(); len(got) != 1 || got[0].Pattern != "process.state" || got[0].Snapshot.Every != 30*time.Second {
 		t.Errorf("snapshots: %+v", got)
 	}
-	cfg.Topics[0] = TopicRule{Pattern: "process.**", MaxMsgs: 3}
-	b.rules = withBuiltin(cfg.Topics)
-	if got := b.Admin().Snapshots(); len(got) != 0 {
+	mirrored := Rule{Pattern: "a.c", Schema: SchemaRule{Mode: SchemaWarn, Mirrors: []int{1}}}
+	if got := (Rules{mirrored, mirrored, {Pattern: "**"}}).Mirrors(); !reflect.DeepEqual(got, []Rule{mirrored}) {
+		t.Errorf("rules with mirrors: %+v", got)
+	}
+	configured[0] = Rule{Pattern: "process.**", MaxMsgs: 3}
+	rules = WithBuiltin(configured)
+	if got := rules.Snapshots(); len(got) != 0 {
 		t.Errorf("snapshots that no topic goes by: %+v", got)
 	}
-	if got := b.rules.of("process.state"); got.MaxMsgs != 3 {
+	if got := rules.Of("process.state"); got.MaxMsgs != 3 {
 		t.Errorf("a configured rule comes first: got %+v", got)
 	}
 }
@@ -127,7 +114,7 @@ func TestPatternsMeet(t *testing.T) {
 		{"a.*.c", "a.b", false, false, false},
 		{"a.b.**", "a.*", true, false, false},
 	} {
-		a, b := TopicRule{Pattern: c.a}, TopicRule{Pattern: c.b}
+		a, b := Rule{Pattern: c.a}, Rule{Pattern: c.b}
 		if got := a.meets(&b); got != c.meet || b.meets(&a) != c.meet {
 			t.Errorf("%s and %s meet: %v", c.a, c.b, got)
 		}
@@ -151,8 +138,50 @@ func TestTexts(t *testing.T) {
 		}
 	}
 	for n, want := range map[int64]string{0: "none", -1: "none", 1: "1", 1024: "1KiB", 10 << 30: "10GiB", 1<<20 + 1: "1048577", 1536 << 20: "1536MiB"} {
-		if got := sizeText(n); got != want {
+		if got := SizeText(n); got != want {
 			t.Errorf("%d: got %s, want %s", n, got, want)
 		}
+	}
+}
+
+func TestRuleMatches(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		pattern, topic string
+		want           bool
+	}{
+		{"**", "a", true},
+		{"**", "a.b.c", true},
+		{"a", "a", true},
+		{"a", "a.b", false},
+		{"a.b", "a", false},
+		{"a.*", "a", false},
+		{"a.*", "a.b", true},
+		{"a.*", "a.b.c", false},
+		{"*.b", "a.b", true},
+		{"a.**", "a", true},
+		{"a.**", "a.b.c", true},
+		{"a.**", "ab", false},
+		{"user.*.events", "user.7.events", true},
+		{"user.*.events", "user.7.other", false},
+		{"dlq.**", "dlq", true},
+	} {
+		r := Rule{Pattern: c.pattern}
+		if got := r.matches(c.topic); got != c.want {
+			t.Errorf("%s on %s: got %v", c.pattern, c.topic, got)
+		}
+	}
+}
+
+func TestRuleCheck(t *testing.T) {
+	t.Parallel()
+	for _, bad := range []Rule{{Pattern: ""}, {Pattern: "a.**.b"}, {Pattern: "a..b"}, {Pattern: "a.b*"}, {Pattern: "a", Family: "Not Lower"}, {Pattern: "**", Family: "all"}, {Pattern: "a", MaxAge: -1}} {
+		if len(bad.validate()) == 0 {
+			t.Errorf("%+v is accepted", bad)
+		}
+	}
+	good := Rule{Pattern: "user.*.events", Family: "users", MaxAge: time.Hour}
+	if faults := good.validate(); len(faults) > 0 {
+		t.Error(faults)
 	}
 }

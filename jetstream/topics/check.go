@@ -1,4 +1,4 @@
-package jetstream
+package topics
 
 import (
 	"cmp"
@@ -73,9 +73,9 @@ type RuleError struct {
 // Error names the rule by its pattern.
 func (e *RuleError) Error() string { return fmt.Sprintf("topic rule %q: %s", e.Pattern, e.Msg) }
 
-// ValidateRules returns all faults in and between rules, which precede the built-in rules.
-// Config.Topics must have none.
-func ValidateRules(rules []TopicRule) []*RuleError {
+// Validate returns all faults in and between rules, which precede the built-in rules.
+// jetstream.Config.Topics must have none.
+func Validate(rules []Rule) []*RuleError {
 	var faults []*RuleError
 	sound := make([]bool, len(rules)) // the pattern is one
 	for i := range rules {
@@ -109,17 +109,17 @@ func ValidateRules(rules []TopicRule) []*RuleError {
 }
 
 // checkSnapshotTopic checks the rule of the topic to which the snapshots of rule i go.
-func checkSnapshotTopic(rules []TopicRule, i int, add func(int, int, []string, string, ...any)) {
+func checkSnapshotTopic(rules []Rule, i int, add func(int, int, []string, string, ...any)) {
 	topic := rules[i].Snapshot.Topic
 	if topic == rules[i].Pattern {
 		return // validate reports this
 	}
 	fields := []string{fieldSnapshotTopic, fieldCompaction}
-	for _, r := range withBuiltin(rules) {
+	for _, r := range WithBuiltin(rules) {
 		if !r.matches(topic) {
 			continue
 		}
-		other := slices.IndexFunc(rules, func(own TopicRule) bool { return own.Pattern == r.Pattern })
+		other := slices.IndexFunc(rules, func(own Rule) bool { return own.Pattern == r.Pattern })
 		switch {
 		case !r.Compaction:
 			add(i, other, fields, "topic %s is not compacted, so it would lose the snapshots of keys that do not change; add a rule for it with compaction: true", topic)
@@ -131,7 +131,7 @@ func checkSnapshotTopic(rules []TopicRule, i int, add func(int, int, []string, s
 }
 
 // checkOrder compares rule i with the rules before it, and with the built-in families.
-func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []string, string, ...any)) {
+func checkOrder(rules []Rule, i int, sound []bool, add func(int, int, []string, string, ...any)) {
 	r := &rules[i]
 	for j := range i {
 		before := &rules[j]
@@ -168,7 +168,7 @@ func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []str
 		if own.Family == "" || !r.meets(own) || r.takesAllOf(own) {
 			continue
 		}
-		if slices.ContainsFunc(rules[:i], func(before TopicRule) bool { return before.takesAllOf(own) }) {
+		if slices.ContainsFunc(rules[:i], func(before Rule) bool { return before.takesAllOf(own) }) {
 			continue // the built-in family is not used
 		}
 		add(i, -1, []string{fieldPattern}, "pattern matches some topics of %s, which a built-in rule stores in one stream (family %s); add a rule for %s before this one", own.Pattern, own.Family, own.Pattern)
@@ -176,7 +176,7 @@ func checkOrder(rules []TopicRule, i int, sound []bool, add func(int, int, []str
 }
 
 // validate returns all faults of the rule itself.
-func (r *TopicRule) validate() (faults []*RuleError) {
+func (r *Rule) validate() (faults []*RuleError) {
 	check := func(ok bool, fields []string, format string, args ...any) {
 		if !ok {
 			faults = append(faults, &RuleError{Pattern: r.Pattern, Fields: fields, Other: -1, Msg: fmt.Sprintf(format, args...)})
@@ -188,7 +188,7 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 	} else {
 		check(r.Family == "" || r.Pattern != "**", of(fieldFamily, fieldPattern), "a family of all topics would overlap with every other stream; choose a narrower pattern")
 	}
-	check(r.Family == "" || native.ObjectName(r.Family) == r.Family, of(fieldFamily), "family %q: 1 to %d characters of a-z, 0-9, _ and - are allowed", r.Family, maxNameLen)
+	check(r.Family == "" || native.ObjectName(r.Family) == r.Family, of(fieldFamily), "family %q: 1 to %d characters of a-z, 0-9, _ and - are allowed", r.Family, native.MaxObjectName)
 	check(r.MaxAge == 0 || r.MaxAge >= minRuleAge, of(fieldAge), "age %v: 0 (no bound) or at least %v is allowed", r.MaxAge, minRuleAge)
 	check(r.MaxBytes >= 0, of(fieldBytes), "bytes %d: 0 (no bound) or more is allowed", r.MaxBytes)
 	check(r.MaxMsgs >= 0, of(fieldMessages), "messages %d: 0 (no bound) or more is allowed", r.MaxMsgs)
@@ -215,18 +215,18 @@ func (r *TopicRule) validate() (faults []*RuleError) {
 		check(r.Pattern == "**" || !meet(r.Pattern, native.DeadLetterPrefix+"**"), of(fieldCompaction, fieldPattern), "dead letters cannot be compacted, because they have no keys; remove compaction")
 		check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldCompaction), "age %v: a compacted topic needs at least %v, so that its bucket receives each event before the stream removes it", r.MaxAge, minCompactedAge)
 		check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldCompaction), "messages %d: a compacted topic needs at least %d, so that its bucket receives each event before the stream removes it", r.MaxMsgs, minCompactedMsgs)
-		check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldCompaction), "bytes %s: a compacted topic needs at least %s, so that its bucket receives each event before the stream removes it", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
+		check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldCompaction), "bytes %s: a compacted topic needs at least %s, so that its bucket receives each event before the stream removes it", SizeText(r.MaxBytes), SizeText(minCompactedBytes))
 	}
 	if s := r.Snapshot; s != nil {
 		check(r.Compaction || s.KeySource != "", of(fieldSnapshotTopic, fieldCompaction, fieldSnapshotSource), "snapshots need keys; add compaction: true, or key_source: /id if the key is in the payload")
-		check(!wild(r.Pattern), of(fieldSnapshotTopic, fieldPattern), "snapshots need a single topic, and this is a pattern; add a rule for that topic")
+		check(!r.isPattern(), of(fieldSnapshotTopic, fieldPattern), "snapshots need a single topic, and this is a pattern; add a rule for that topic")
 		check(native.CheckTopic(s.Topic) == nil, of(fieldSnapshotTopic), "snapshot topic %q is not a topic; use segments of letters, digits, _ and -, separated by dots", s.Topic)
 		check(s.Topic != r.Pattern, of(fieldSnapshotTopic), "snapshots cannot go to their source topic; use another topic, such as %s.snapshot", r.Pattern)
 		check(s.Every == 0 || s.Every >= minSnapshotEvery, of(fieldSnapshotEvery), "every %v: at least %v is allowed; the default is 30s", s.Every, minSnapshotEvery)
 		if !r.Compaction && s.KeySource != "" { // read from the stream
 			check(r.MaxAge <= 0 || r.MaxAge >= minCompactedAge, of(fieldAge, fieldSnapshotTopic), "age %v: a topic with snapshots needs at least %v, so that each event is in a snapshot before the stream removes it", r.MaxAge, minCompactedAge)
 			check(r.MaxMsgs <= 0 || r.MaxMsgs >= minCompactedMsgs, of(fieldMessages, fieldSnapshotTopic), "messages %d: a topic with snapshots needs at least %d, so that each event is in a snapshot before the stream removes it", r.MaxMsgs, minCompactedMsgs)
-			check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldSnapshotTopic), "bytes %s: a topic with snapshots needs at least %s, so that each event is in a snapshot before the stream removes it", sizeText(r.MaxBytes), sizeText(minCompactedBytes))
+			check(r.MaxBytes <= 0 || r.MaxBytes >= minCompactedBytes, of(fieldBytes, fieldSnapshotTopic), "bytes %s: a topic with snapshots needs at least %s, so that each event is in a snapshot before the stream removes it", SizeText(r.MaxBytes), SizeText(minCompactedBytes))
 			check(r.MaxAge < minCompactedAge || s.Every <= r.MaxAge/2, of(fieldSnapshotEvery, fieldAge), "every %v: at most half of age %v is allowed, so that each event is in a snapshot before the stream removes it", s.Every, r.MaxAge)
 		}
 		faults = append(faults, s.keyFaults(r.Pattern)...)
@@ -251,8 +251,8 @@ func (s *SnapshotRule) keyFaults(pattern string) (faults []*RuleError) {
 	known := make(map[string]bool, len(s.BatchKeys))
 	for i, key := range s.BatchKeys {
 		switch {
-		case key == "" || len(key) > MaxKey:
-			fault(fieldSnapshotKeys, "batch_keys: key %d has %d bytes; 1 to %d are allowed", i+1, len(key), MaxKey)
+		case key == "" || len(key) > native.MaxKey:
+			fault(fieldSnapshotKeys, "batch_keys: key %d has %d bytes; 1 to %d are allowed", i+1, len(key), native.MaxKey)
 		case !utf8.ValidString(key):
 			fault(fieldSnapshotKeys, "batch_keys: key %d is not valid UTF-8", i+1)
 		case known[key]:
@@ -288,17 +288,19 @@ func badPattern(pattern string) string {
 			}
 		}
 	}
-	if len(pattern) > maxTopicLen {
-		return fmt.Sprintf("pattern has %d bytes; at most %d are allowed", len(pattern), maxTopicLen)
+	if len(pattern) > native.MaxTopic {
+		return fmt.Sprintf("pattern has %d bytes; at most %d are allowed", len(pattern), native.MaxTopic)
 	}
 	return ""
 }
 
-// wild reports whether the pattern is not just one topic.
+// isPattern reports whether the rule is for more than one topic.
+func (r *Rule) isPattern() bool { return wild(r.Pattern) }
+
 func wild(pattern string) bool { return strings.Contains(pattern, "*") }
 
 // takesAllOf reports whether the rule matches every topic that other matches.
-func (r *TopicRule) takesAllOf(other *TopicRule) bool {
+func (r *Rule) takesAllOf(other *Rule) bool {
 	p, o := strings.Split(r.Pattern, "."), strings.Split(other.Pattern, ".")
 	for i := range p {
 		switch {
@@ -314,7 +316,7 @@ func (r *TopicRule) takesAllOf(other *TopicRule) bool {
 }
 
 // meets reports whether there are topics that both rules match.
-func (r *TopicRule) meets(other *TopicRule) bool { return meet(r.Pattern, other.Pattern) }
+func (r *Rule) meets(other *Rule) bool { return meet(r.Pattern, other.Pattern) }
 
 func meet(a, b string) bool {
 	p, o := strings.Split(a, "."), strings.Split(b, ".")
