@@ -99,18 +99,18 @@ func untilHeard[T any](ctx context.Context, write func(context.Context) (T, erro
 // write stores a message in one of the hub's own streams, and sends it again for up to publishWait
 // while nobody listens: the stream was just made, or has no leader in that moment, and nothing was
 // stored.
-func (c *core) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, error) {
+func (p *pool) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, error) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		reply, err := c.link().requestMsg(ctx, msg)
+		reply, err := p.link().requestMsg(ctx, msg)
 		if err != nil {
 			return pubAck{}, err
 		}
 		if !noResponders(reply) {
 			return parsePubAck(reply.Data, stream)
 		}
-		if c.pause(ctx, wait) != nil {
+		if p.pause(ctx, wait) != nil {
 			return pubAck{}, nats.ErrNoResponders
 		}
 	}
@@ -119,16 +119,16 @@ func (c *core) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck,
 // whenUp asks NATS something, and asks again, for up to openWait, while an error passes by itself.
 // A cluster that starts together with the hub has no leader for a while, and a leader that was just
 // elected knows of too few servers.
-func whenUp[T any](ctx context.Context, c *core, ask func() (T, error)) (T, error) {
-	waiting, cancel := context.WithTimeout(ctx, c.cfg.openWait)
+func whenUp[T any](ctx context.Context, p *pool, ask func() (T, error)) (T, error) {
+	waiting, cancel := context.WithTimeout(ctx, p.cfg.openWait)
 	defer cancel()
 	for {
 		value, err := ask()
 		if err == nil || !passing(err) {
 			return value, err
 		}
-		c.often.Log(ctx, slog.LevelWarn, "the nats cluster is not complete yet; retrying", "", slog.Duration("for", c.cfg.openWait), slog.Any("error", err))
-		if c.pause(waiting, askFirst) != nil {
+		p.cfg.warn(ctx, "the nats cluster is not complete yet; retrying", "", slog.Duration("for", p.cfg.openWait), slog.Any("error", err))
+		if p.pause(waiting, askFirst) != nil {
 			return value, err
 		}
 	}
@@ -167,11 +167,11 @@ func placed[T any](ctx context.Context, ask func() (T, error)) (T, error) {
 // The deletions and UpdateStream are not among them: one that is late would undo what somebody did
 // after the first. CreatePushConsumer is not either: its answer counts what is still to come.
 //
-// changed is called after each attempt to change a stream or its consumers.
+// changed is called after each attempt to change a stream, or one of its consumers.
 type manager struct {
 	natsjs.JetStream
 	wait    time.Duration
-	changed func(stream string)
+	changed func(stream, consumer string)
 }
 
 // within is m with another wait.
@@ -189,17 +189,17 @@ func (m manager) Stream(ctx context.Context, name string) (natsjs.Stream, error)
 }
 
 func (m manager) CreateStream(ctx context.Context, cfg natsjs.StreamConfig) (natsjs.Stream, error) {
-	defer m.changed(cfg.Name)
+	defer m.changed(cfg.Name, "")
 	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.CreateStream(ctx, cfg) })
 }
 
 func (m manager) UpdateStream(ctx context.Context, cfg natsjs.StreamConfig) (natsjs.Stream, error) {
-	defer m.changed(cfg.Name)
+	defer m.changed(cfg.Name, "")
 	return m.JetStream.UpdateStream(ctx, cfg)
 }
 
 func (m manager) DeleteStream(ctx context.Context, name string) error {
-	defer m.changed(name)
+	defer m.changed(name, "")
 	return m.JetStream.DeleteStream(ctx, name)
 }
 
@@ -208,7 +208,7 @@ func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, 
 }
 
 func (m manager) CreateKeyValue(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
-	defer m.changed("KV_" + cfg.Bucket)
+	defer m.changed("KV_"+cfg.Bucket, "")
 	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.CreateKeyValue(ctx, cfg) })
 }
 
@@ -217,27 +217,21 @@ func (m manager) Consumer(ctx context.Context, stream, name string) (natsjs.Cons
 }
 
 func (m manager) CreateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
-	if mayBeGroup(cfg.Name) {
-		defer m.changed(stream)
-	}
+	defer m.changed(stream, cfg.Name)
 	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.CreateConsumer(ctx, stream, cfg)
 	})
 }
 
 func (m manager) UpdateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
-	if mayBeGroup(cfg.Name) {
-		defer m.changed(stream)
-	}
+	defer m.changed(stream, cfg.Name)
 	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.UpdateConsumer(ctx, stream, cfg)
 	})
 }
 
 func (m manager) CreateOrUpdateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
-	if mayBeGroup(cfg.Name) {
-		defer m.changed(stream)
-	}
+	defer m.changed(stream, cfg.Name)
 	return whenPlaced(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.CreateOrUpdateConsumer(ctx, stream, cfg)
 	})
@@ -256,8 +250,6 @@ func (m manager) PauseConsumer(ctx context.Context, stream, name string, until t
 }
 
 func (m manager) DeleteConsumer(ctx context.Context, stream, name string) error {
-	if mayBeGroup(name) {
-		defer m.changed(stream)
-	}
+	defer m.changed(stream, name)
 	return m.JetStream.DeleteConsumer(ctx, stream, name)
 }

@@ -40,7 +40,7 @@ func TestAQuestionToAStreamWithoutLeader(t *testing.T) {
 	answered := make(chan time.Time, 1)
 	go func() {
 		for t.Context().Err() == nil {
-			_, err := b.findStream(t.Context(), "t")
+			_, err := b.conn.findStream(t.Context(), "t")
 			if err == nil {
 				break
 			}
@@ -160,18 +160,18 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
 	const stream = "KV_" + retentionBucket
-	s, err := b.js.Stream(t.Context(), stream)
+	s, err := b.conn.js.Stream(t.Context(), stream)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := s.CachedInfo().Config
-	if err := b.js.DeleteStream(t.Context(), stream); err != nil {
+	if err := b.conn.js.DeleteStream(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
 	msg := &nats.Msg{Subject: "$KV." + retentionBucket + ".test"}
 	for patience := 50 * time.Millisecond; ; patience *= 2 { // a slow machine answers late
 		soon, cancel := context.WithTimeout(t.Context(), patience)
-		_, err := b.write(soon, stream, msg)
+		_, err := b.conn.write(soon, stream, msg)
 		cancel()
 		if errors.Is(err, nats.ErrNoResponders) {
 			break
@@ -181,7 +181,7 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 		}
 	}
 	sent := func() (n uint64) {
-		for _, l := range b.links {
+		for _, l := range b.conn.links {
 			n += l.nc.Stats().OutMsgs
 		}
 		return n
@@ -189,11 +189,11 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 	before := sent()
 	stored := make(chan error, 1)
 	go func() {
-		_, err := b.write(t.Context(), stream, msg)
+		_, err := b.conn.write(t.Context(), stream, msg)
 		stored <- err
 	}()
 	eventually(t, "it is sent again", func() bool { return sent() > before+2 })
-	if _, err := b.js.CreateStream(t.Context(), cfg); err != nil {
+	if _, err := b.conn.js.CreateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-stored; err != nil {

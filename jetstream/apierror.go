@@ -3,6 +3,8 @@ package jetstream
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -42,10 +44,35 @@ func errorCode(m *nats.Msg) int {
 
 // countErrors counts the errors in answers that nats.go asked for. The hub's own questions are
 // counted where their answers come in.
-func (c *core) countErrors() *natsjs.ClientTrace {
+func (p *pool) countErrors() *natsjs.ClientTrace {
 	return &natsjs.ClientTrace{ResponseReceived: func(_ string, data []byte, header nats.Header) {
 		if code := errorCode(&nats.Msg{Data: data, Header: header}); code != 0 {
-			c.obs.JetStreamError(code)
+			p.obs.JetStreamError(code)
 		}
 	}}
 }
+
+type apiError struct {
+	Code        int              `json:"code"`
+	ErrCode     natsjs.ErrorCode `json:"err_code"`
+	Description string           `json:"description"`
+}
+
+func (e *apiError) Error() string {
+	return fmt.Sprintf("nats: %s (code %d, err_code %d)", e.Description, e.Code, e.ErrCode)
+}
+
+// Codes of the server's errors: of those that pass by themselves, and of those that do not.
+const (
+	codeUnavailable = 503
+	codeRefused     = 400
+)
+
+// passing reports whether an error of the server passes by itself.
+func passing(err error) bool {
+	refused, ok := errors.AsType[*natsjs.APIError](err)
+	return ok && (refused.Code == codeUnavailable || refused.ErrorCode == errNoPeers)
+}
+
+// errNoPeers is the server's error when too few servers of a cluster are up for a stream.
+const errNoPeers natsjs.ErrorCode = 10005

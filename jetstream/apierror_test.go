@@ -49,10 +49,10 @@ func TestJetStreamErrorsAreCounted(t *testing.T) {
 	}
 
 	before := seen.of(int(natsjs.JSErrCodeStreamNotFound))
-	if _, err := b.js.Stream(t.Context(), "missing"); err == nil {
+	if _, err := b.conn.js.Stream(t.Context(), "missing"); err == nil {
 		t.Fatal("there is such a stream")
 	}
-	if _, err := b.link().request(t.Context(), b.api+"STREAM.INFO.missing", nil); err != nil {
+	if _, err := b.conn.link().request(t.Context(), b.conn.api+"STREAM.INFO.missing", nil); err != nil {
 		t.Fatal(err)
 	}
 	if n := seen.of(int(natsjs.JSErrCodeStreamNotFound)) - before; n < 2 {
@@ -68,7 +68,7 @@ func TestJetStreamErrorsAreCounted(t *testing.T) {
 		t.Error("a publish that a full stream refused was not counted")
 	}
 	before = seen.of(event.NoResponders)
-	if _, err := b.link().request(t.Context(), "nobody.listens", nil); err != nil {
+	if _, err := b.conn.link().request(t.Context(), "nobody.listens", nil); err != nil {
 		t.Fatal(err)
 	}
 	if seen.of(event.NoResponders) == before {

@@ -395,7 +395,7 @@ func (d *Delivery) forgetFailed() {
 	b.records.unsaved.mu.Lock()
 	delete(b.records.unsaved.notes, subject)
 	b.records.unsaved.mu.Unlock()
-	msg := &nats.Msg{Subject: b.api + "STREAM.PURGE.KV_" + attemptsBucket, Data: []byte(`{"filter":"` + subject + `"}`)}
+	msg := &nats.Msg{Subject: b.conn.api + "STREAM.PURGE.KV_" + attemptsBucket, Data: []byte(`{"filter":"` + subject + `"}`)}
 	_ = d.m.sub.link.ask(msg, b.clock.now(), askerFunc(func(*nats.Msg, error) {}))
 }
 
@@ -586,7 +586,7 @@ func (r *records) saveUnsaved(l *link) {
 // askStored asks the leader of a bucket for the value under a subject, and calls then with it:
 // empty where there is none. It does not block.
 func (r *records) askStored(l *link, bucket, subject string, then func(value []byte, err error)) {
-	msg := &nats.Msg{Subject: r.api + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
+	msg := &nats.Msg{Subject: r.conn.api + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
 	err := l.askUntil(msg, r.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
 		if err != nil {
 			then(nil, err)

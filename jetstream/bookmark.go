@@ -130,7 +130,7 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 	if err != nil {
 		return Bookmark{}, err
 	}
-	if _, err := b.write(ctx, "KV_"+bookmarksBucket, &nats.Msg{Subject: prefix + keyToken(name), Data: value}); err != nil {
+	if _, err := b.conn.write(ctx, "KV_"+bookmarksBucket, &nats.Msg{Subject: prefix + keyToken(name), Data: value}); err != nil {
 		return Bookmark{}, b.unavailable(fmt.Errorf("jetstream: store a bookmark: %w", err))
 	}
 	return made.Bookmark, nil
@@ -223,7 +223,7 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 
 // bookmark reads a bookmark. One of a stream that was deleted and created again is none.
 func (r *records) bookmark(ctx context.Context, t *topicInfo, group, name string) (*bookmark, error) {
-	m, err := r.lastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
+	m, err := r.conn.lastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, event.ErrNotFound
 	}
@@ -364,7 +364,7 @@ func (r *records) askHeld(ctx context.Context, t *topicInfo, consumer string, en
 func (r *records) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f func(answer []byte) (enough bool)) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	nc := r.link().nc
+	nc := r.conn.link().nc
 	q.Reply = nats.NewInbox()
 	// one from each hub; more do not fit and are not heard
 	answers := make(chan *nats.Msg, MaxBookmarkEvents)
@@ -439,7 +439,7 @@ func (r *groupRegistry) answerHeld(value []byte, live bool) {
 	}
 	value, err := json.Marshal(answer)
 	if err == nil {
-		_ = r.link().nc.Publish(q.Reply, value) // an error means that the connection is down
+		_ = r.conn.link().nc.Publish(q.Reply, value) // an error means that the connection is down
 	}
 }
 

@@ -82,7 +82,7 @@ func (s *streams) ensureBucket(ctx context.Context, t *topicInfo, source *natsjs
 func (s *streams) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig, made bool) (entries uint64, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	info, err := s.findStream(ctx, t.bucket.stream)
+	info, err := s.conn.findStream(ctx, t.bucket.stream)
 	if errors.Is(err, event.ErrNotFound) {
 		if info, err = s.createBucket(ctx, t, source); err != nil {
 			return 0, s.notMade(err)
@@ -110,9 +110,9 @@ func (s *streams) restartSource(ctx context.Context, t *topicInfo, info *natsjs.
 	off := info.Config
 	off.Sources = nil
 	off.Duplicates = minWindow // without sources a window is needed
-	_, err := s.js.UpdateStream(ctx, off)
+	_, err := s.conn.js.UpdateStream(ctx, off)
 	if err == nil {
-		_, err = s.js.UpdateStream(ctx, info.Config)
+		_, err = s.conn.js.UpdateStream(ctx, info.Config)
 	}
 	if err != nil {
 		s.log.WarnContext(ctx, "the source of a bucket could not be started again: repair it", slog.String("topic", t.name),
@@ -125,9 +125,9 @@ func (s *streams) createBucket(ctx context.Context, t *topicInfo, source *natsjs
 		return nil, err
 	}
 	cfg := t.bucket.config(t.name, source)
-	made, err := s.js.CreateStream(ctx, cfg)
+	made, err := s.conn.js.CreateStream(ctx, cfg)
 	if raced(err) {
-		return s.findStream(ctx, cfg.Name)
+		return s.conn.findStream(ctx, cfg.Name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create bucket %s for topic %s: %w", cfg.Name, t.name, err)
@@ -135,9 +135,9 @@ func (s *streams) createBucket(ctx context.Context, t *topicInfo, source *natsjs
 	info := made.CachedInfo()
 	if info.Config.Duplicates > minWindow {
 		cfg.Duplicates = minWindow
-		made, err = s.js.UpdateStream(ctx, cfg)
+		made, err = s.conn.js.UpdateStream(ctx, cfg)
 		if raced(err) {
-			return s.findStream(ctx, cfg.Name)
+			return s.conn.findStream(ctx, cfg.Name)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, t.name, err)
@@ -246,13 +246,4 @@ func (t *topicInfo) entryOrigin(m *storedMsg) (origin, bool) {
 		_, rest, _ = strings.Cut(rest, " ")
 	}
 	return origin{seq: seq, ident: rest}, true
-}
-
-// last is the value that counts of a header that the server adds: one of the same name that a
-// publisher set comes before.
-func last(values []string) string {
-	if len(values) == 0 {
-		return ""
-	}
-	return values[len(values)-1]
 }

@@ -64,13 +64,13 @@ func (c Collections) OpenWithTTL(ctx context.Context, name string, ttl time.Dura
 	if !collectionName.MatchString(name) {
 		return nil, fmt.Errorf("jetstream: collection %q: must be 1 to 128 characters of a-z, 0-9, _ and -", name)
 	}
-	_, err := r.js.KeyValue(ctx, name)
+	_, err := r.conn.js.KeyValue(ctx, name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
 		cfg := natsjs.KeyValueConfig{Bucket: name, Description: collectionNote, Replicas: r.cfg.Replicas, TTL: ttl}
 		if r.cfg.MemoryStorage {
 			cfg.Storage = natsjs.MemoryStorage
 		}
-		_, err = r.js.CreateKeyValue(ctx, cfg)
+		_, err = r.conn.js.CreateKeyValue(ctx, cfg)
 		if errors.Is(err, natsjs.ErrBucketExists) {
 			err = nil // another hub was first
 		}
@@ -88,7 +88,7 @@ func (c Collections) Delete(ctx context.Context, name string) error {
 	if !collectionName.MatchString(name) {
 		return nil
 	}
-	if err := r.js.DeleteKeyValue(ctx, name); err != nil && !errors.Is(err, natsjs.ErrBucketNotFound) {
+	if err := r.conn.js.DeleteKeyValue(ctx, name); err != nil && !errors.Is(err, natsjs.ErrBucketNotFound) {
 		return r.unavailable(fmt.Errorf("jetstream: delete bucket %s: %w", name, err))
 	}
 	return nil
@@ -102,7 +102,7 @@ func (c *Collection) stream() string { return "KV_" + c.name }
 // Get reads a key. The entry of an unknown key has Revision 0. The entry of a deleted key has no
 // value.
 func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
-	m, err := c.reads.lastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
+	m, err := c.reads.conn.lastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
 	if errors.Is(err, event.ErrNotFound) {
 		return &Entry{Key: key}, nil
 	}
@@ -137,7 +137,7 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 // 64 KiB. Of servers that differ, it is that of the least one.
 func (c *Collection) MaxValue() int {
 	least := int64(math.MaxInt64)
-	for _, l := range c.reads.links {
+	for _, l := range c.reads.conn.links {
 		least = min(least, l.nc.MaxPayload())
 	}
 	return int(least) - event.PayloadMargin
@@ -173,7 +173,7 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 		h["KV-Operation"] = []string{"DEL"}
 	}
 	msg := &nats.Msg{Subject: c.prefix + keyToken(key), Header: h, Data: value}
-	ack, err := c.reads.write(ctx, c.stream(), msg)
+	ack, err := c.reads.conn.write(ctx, c.stream(), msg)
 	if keyChanged(err) {
 		return 0, event.ErrKeyChanged
 	}
@@ -207,7 +207,7 @@ func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 // ends when ctx ends or f returns an error, and returns the error. Of entries that follow each
 // other closely, Follow may skip all but the last.
 func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) error) error {
-	kv, err := c.reads.js.KeyValue(ctx, c.name)
+	kv, err := c.reads.conn.js.KeyValue(ctx, c.name)
 	if err != nil {
 		return c.reads.unavailable(err)
 	}

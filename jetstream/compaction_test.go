@@ -248,10 +248,10 @@ func (k *keyWriter) settle(t *testing.T) {
 		var want, got *storedMsg
 		k.servers.until("the bucket has the newest event of "+key, func(ctx context.Context) bool {
 			var err error
-			if want, err = k.hubs[0].lastBySubject(ctx, k.topic.stream.name, keyedSubject(compactionTopic, key)); err != nil {
+			if want, err = k.hubs[0].conn.lastBySubject(ctx, k.topic.stream.name, keyedSubject(compactionTopic, key)); err != nil {
 				return err == event.ErrNotFound //nolint:errorlint // it comes as it is; a key that was never stored, or was dropped before
 			}
-			if got, err = k.hubs[0].lastBySubject(ctx, k.topic.bucket.stream, k.topic.bucket.subject(key)); err != nil {
+			if got, err = k.hubs[0].conn.lastBySubject(ctx, k.topic.bucket.stream, k.topic.bucket.subject(key)); err != nil {
 				return false
 			}
 			at, ours := k.topic.entryOrigin(got)

@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"sync/atomic"
 
-	"github.com/nats-io/nats.go"
-
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/topics"
@@ -16,23 +14,16 @@ import (
 // core is what all parts of a bus share: its life, its settings, and its connections. Open adds
 // what the server has said; the settings do not change later.
 type core struct {
-	lifecycle
+	conn *pool
 
 	cfg    Config
 	limits Limits
 	rules  topics.Rules
 	log    *slog.Logger
-	often  *pacedlog.Log // lines that clients or an outage can repeat
 	obs    event.Observer
-	tracer event.Tracer // nil: none
 	clock  *clock
-
-	links      []*link
-	linkHooks  linkHooks     // set before there are links
-	turn       atomic.Uint32 // deals the links out
-	js         manager       // over links[0]; for what is not hot
-	api        string        // prefix of the JetStream API subjects
-	maxPayload int           // in bytes
+	often  *pacedlog.Log // lines that clients or an outage can repeat
+	tracer event.Tracer  // nil: none
 
 	// unstored is the storage failure of the embedded server; nil while it can write.
 	unstored atomic.Pointer[StorageError]
@@ -53,25 +44,27 @@ func openCore(ctx context.Context, cfg Config) (*core, error) {
 // newCore returns the core of a bus that is not connected. The values of ctx go on, but its end is
 // not that of the bus.
 func newCore(ctx context.Context, cfg Config) *core {
-	c := &core{
-		cfg: cfg, limits: cfg.Limits, rules: topics.WithBuiltin(cfg.Topics), log: cfg.Logger, often: pacedlog.New(cfg.Logger), obs: cfg.Observer, tracer: cfg.Tracer,
-		clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)),
+	c := &core{cfg: cfg, limits: cfg.Limits, rules: topics.WithBuiltin(cfg.Topics), often: pacedlog.New(cfg.Logger), tracer: cfg.Tracer}
+	own := poolConfig{
+		url: cfg.URL, creds: cfg.Creds, nkeySeed: cfg.NKeySeed, tlsCA: cfg.TLSCA, tlsCert: cfg.TLSCert, tlsKey: cfg.TLSKey, domain: cfg.Domain,
+		connections: cfg.Connections, maxPayload: cfg.Limits.MaxPayload, margin: margin(cfg.AckWait), openWait: cfg.openWait,
+		log: cfg.Logger, obs: cfg.Observer, clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)),
+		warn: func(ctx context.Context, msg, key string, attrs ...slog.Attr) {
+			c.often.Log(ctx, slog.LevelWarn, msg, key, attrs...)
+		},
 	}
-	ignore := func(*link) {}
-	c.linkHooks = linkHooks{cut: ignore, lost: ignore, returning: func(*link, int64) {}, back: ignore, heard: ignore, changed: func(string) {}}
-	c.beginLife(ctx)
+	if cfg.Server != nil {
+		own.embedded = cfg.Server
+	}
+	c.conn = newPool(ctx, own)
+	c.log, c.obs, c.clock = own.log, own.obs, own.clock
 	return c
 }
 
 // close waits for all work, and until ctx ends for what was asked over the connections. It then
 // closes these and Config.Server. It is called once.
 func (c *core) close(ctx context.Context) {
-	c.endLife()
-	for _, l := range c.links {
-		l.drain(ctx)
-		l.nc.Close()
-		l.lost(nats.ErrConnectionClosed)
-	}
+	c.conn.close(ctx)
 	if c.cfg.Server != nil {
 		_ = c.cfg.Server.Close() // it says in its log what it could not do
 	}

@@ -90,7 +90,7 @@ func startDeadLetters(p *publishing, r *records, again *soon) *deadLetters {
 		waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int),
 	}
 	q.work.L = &q.mu
-	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(q.core.ctx))
+	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(q.core.conn.ctx))
 	for range deadWorkers {
 		q.workers.Go(func() {
 			for l := q.take(); l != nil; l = q.take() {
@@ -335,7 +335,7 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 	q.work.Broadcast()
 	q.mu.Unlock()
 	if first {
-		q.core.often.Log(q.core.ctx, slog.LevelWarn, "failed to store a dead letter; retrying, as with others of its topic", topic,
+		q.core.often.Log(q.core.conn.ctx, slog.LevelWarn, "failed to store a dead letter; retrying, as with others of its topic", topic,
 			slog.String("topic", topic), slog.String("group", l.d.m.sub.group), slog.Any("error", err))
 	}
 	if err != nil {

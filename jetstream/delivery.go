@@ -3,7 +3,6 @@ package jetstream
 import (
 	"context"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -144,54 +143,6 @@ func (s Sending) Written() { s.d.written() }
 // subscription keeps the event until the subscription ends, and then gives the event to another
 // member.
 func (s Sending) TakeBack() { s.d.takeBack() }
-
-// deliveryMeta is what the server's reply subject says of a delivery.
-type deliveryMeta struct {
-	prefix    int // length of what all ack subjects of the consumer begin with
-	delivered int
-	streamSeq uint64
-	order     uint64
-	storedAt  int64
-}
-
-// parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer
-// seq>.<time>.<pending>, or the newer form with domain and account in front and perhaps a random
-// token behind.
-func parseAckSubject(s string) (deliveryMeta, bool) {
-	var dots [12]int
-	n := 0
-	for i := range len(s) {
-		if s[i] == '.' {
-			if n == len(dots) {
-				return deliveryMeta{}, false
-			}
-			dots[n] = i
-			n++
-		}
-	}
-	if !strings.HasPrefix(s, "$JS.ACK.") {
-		return deliveryMeta{}, false
-	}
-	first := 3 // the dot before <delivered>
-	switch {
-	case n == 8:
-	case n >= 10:
-		first = 5
-	default:
-		return deliveryMeta{}, false
-	}
-	field := func(i int) (uint64, bool) {
-		v, err := strconv.ParseUint(s[dots[first+i]+1:dots[first+i+1]], 10, 63)
-		return v, err == nil
-	}
-	delivered, ok1 := field(0)
-	seq, ok2 := field(1)
-	order, ok3 := field(2)
-	stored, ok4 := field(3)
-	return deliveryMeta{
-		prefix: dots[first] + 1, delivered: int(delivered), streamSeq: seq, order: order, storedAt: int64(stored), //nolint:gosec // 63 bits
-	}, ok1 && ok2 && ok3 && ok4
-}
 
 func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery {
 	d := &Delivery{

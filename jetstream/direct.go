@@ -47,21 +47,21 @@ type directEnd struct {
 
 // direct sends a query and calls f for each message of the answer, in order of sequence. It asks a
 // stream again that answers no direct gets yet.
-func (c *core) direct(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
+func (p *pool) direct(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
 	for deadline := time.Now().Add(directWait); ; {
-		end, err := c.directOnce(ctx, stream, q, f)
+		end, err := p.directOnce(ctx, stream, q, f)
 		if !errors.Is(err, errNoDirect) || time.Now().After(deadline) {
 			return end, err
 		}
-		info, asked := c.findStream(ctx, stream)
-		if asked != nil || !info.Config.AllowDirect || c.pause(ctx, directPause) != nil {
+		info, asked := p.findStream(ctx, stream)
+		if asked != nil || !info.Config.AllowDirect || p.pause(ctx, directPause) != nil {
 			return end, err
 		}
 	}
 }
 
 // directOnce is direct, and returns errNoDirect where no replica answers.
-func (c *core) directOnce(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
+func (p *pool) directOnce(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
 	var end directEnd
 	fail := func(err error) (directEnd, error) {
 		return end, fmt.Errorf("jetstream: direct get from stream %s: %w", stream, err)
@@ -75,7 +75,7 @@ func (c *core) directOnce(ctx context.Context, stream string, q *directQuery, f 
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
-	l := c.link()
+	l := p.link()
 	// all that may come, so that nothing is ever dropped
 	answers := make(chan *nats.Msg, maxDirect+1)
 	inbox := nats.NewInbox()
@@ -84,7 +84,7 @@ func (c *core) directOnce(ctx context.Context, stream string, q *directQuery, f 
 		return fail(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := l.nc.PublishMsg(&nats.Msg{Subject: c.api + "DIRECT.GET." + stream, Reply: inbox, Data: req}); err != nil {
+	if err := l.nc.PublishMsg(&nats.Msg{Subject: p.api + "DIRECT.GET." + stream, Reply: inbox, Data: req}); err != nil {
 		return fail(err)
 	}
 	size := 0
@@ -152,4 +152,13 @@ const (
 func headerNumber(m *nats.Msg, name string) uint64 {
 	n, _ := strconv.ParseUint(last(m.Header[name]), 10, 64)
 	return n
+}
+
+// last is the value that counts of a header that the server adds: one of the same name that a
+// publisher set comes before.
+func last(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[len(values)-1]
 }

@@ -66,20 +66,20 @@ func (k *schedules) run() {
 	p := k.publishing
 	tick := time.NewTicker(dueLook)
 	defer tick.Stop()
-	for p.ctx.Err() == nil {
+	for p.conn.ctx.Err() == nil {
 		again := tick.C
-		s, err := k.open(p.ctx, false)
+		s, err := k.open(p.conn.ctx, false)
 		if err == nil {
-			err = k.serve(p.ctx, s)
+			err = k.serve(p.conn.ctx, s)
 		}
 		if !errors.Is(err, event.ErrNotFound) && !errors.Is(err, errNoSchedules) {
-			if err != nil && p.ctx.Err() == nil {
-				p.often.Log(p.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
+			if err != nil && p.conn.ctx.Err() == nil {
+				p.often.Log(p.conn.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
 			}
 			again = time.After(dueAgain)
 		}
 		select {
-		case <-p.ctx.Done():
+		case <-p.conn.ctx.Done():
 		case <-k.found:
 		case <-again:
 		}
@@ -141,13 +141,13 @@ type cancellation struct {
 // serve reads until ctx ends or something fails.
 func (k *schedules) serve(ctx context.Context, s *stream) error {
 	p := k.publishing
-	_, err := p.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
+	_, err := p.conn.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
 		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: p.cfg.AckWait,
 		MaxAckPending: dueAckPending, MaxDeliver: -1, Metadata: map[string]string{metaDue: "1"},
 	})
 	var info *natsjs.StreamInfo
 	if err == nil {
-		info, err = p.findStream(ctx, delayedStream)
+		info, err = p.conn.findStream(ctx, delayedStream)
 	}
 	if errors.Is(err, natsjs.ErrStreamNotFound) || errors.Is(err, event.ErrNotFound) {
 		k.forget(s)
@@ -155,7 +155,7 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
-	r := &dueReader{schedules: k, link: p.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.now() - int64(dueGauge)}
+	r := &dueReader{schedules: k, link: p.conn.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.now() - int64(dueGauge)}
 	if first, err := p.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
 		return err
 	} else if first != nil {
@@ -226,7 +226,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 	}
 	r.pulls++
 	inbox := r.inbox + strconv.FormatUint(r.pulls, 36) // what ends a pull names it
-	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: p.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
+	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: p.conn.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
 		return err
 	}
 	silence := time.NewTimer(dueWaits)
@@ -411,11 +411,11 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 		return false
 	}
 	// letters have none of their own
-	if p.closing() || strings.HasPrefix(topic, dlqPrefix) {
+	if p.conn.closing() || strings.HasPrefix(topic, dlqPrefix) {
 		<-r.letters
 		return false
 	}
-	p.apart(func() {
+	p.conn.apart(func() {
 		defer func() { <-r.letters }()
 		ctx, cancel := context.WithTimeout(ctx, publishWait)
 		defer cancel()
@@ -465,7 +465,7 @@ func (r *dueReader) readCancelled(ctx context.Context) error {
 		}
 	}
 	for {
-		m, err := r.publishing.getMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
+		m, err := r.publishing.conn.getMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
 		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}

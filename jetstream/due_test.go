@@ -16,7 +16,7 @@ func setMaxMsgSize(t *testing.T, b *Bus, topic string, size int32) {
 	t.Helper()
 	cfg := streamInfo(t, b, objectName(topic)).Config
 	cfg.MaxMsgSize = size
-	if _, err := b.js.UpdateStream(t.Context(), cfg); err != nil {
+	if _, err := b.conn.js.UpdateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 }

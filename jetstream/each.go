@@ -64,7 +64,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 	if err != nil {
 		return since, r.readFailed(err)
 	}
-	info, err := r.findStream(ctx, t.bucket.stream)
+	info, err := r.conn.findStream(ctx, t.bucket.stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return BucketPosition{}, nil
 	}
@@ -123,7 +123,7 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 		if failed++; failed == readAgain {
 			return r.from, cmp.Or(err, errBehind)
 		}
-		if err := r.core.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.core.conn.pause(ctx, 100*time.Millisecond); err != nil {
 			return r.from, err
 		}
 	}
@@ -150,7 +150,7 @@ type allRead struct {
 
 // round reads on, and reports whether it has caught up.
 func (r *allRead) round(ctx context.Context) (done bool, err error) {
-	info, err := r.core.findStream(ctx, r.stream) // the leader answers
+	info, err := r.core.conn.findStream(ctx, r.stream) // the leader answers
 	if err != nil {
 		return false, err
 	}
@@ -207,7 +207,7 @@ func (c *core) leaderNext(ctx context.Context, stream string, seq uint64, since 
 		if seq == 0 {
 			query = map[string]any{"next_by_subj": subject, "start_time": since}
 		}
-		m, err := c.getMsg(ctx, stream, query)
+		m, err := c.conn.getMsg(ctx, stream, query)
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:

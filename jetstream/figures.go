@@ -105,7 +105,7 @@ func askPage(ctx context.Context, c *core, api string, offset int, into any) err
 		return err
 	}
 	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-		return c.link().request(ctx, c.api+api, req)
+		return c.conn.link().request(ctx, c.conn.api+api, req)
 	})
 	switch {
 	case err != nil:
@@ -239,7 +239,7 @@ func (r *groupReader) remember(ctx context.Context, streams []string, earlier ma
 	return concurrently(len(streams), func(i int) error {
 		var info *natsjs.StreamInfo
 		err := r.within(ctx, streams[i], func(ctx context.Context) (err error) {
-			info, err = r.admin.findStream(ctx, streams[i])
+			info, err = r.admin.conn.findStream(ctx, streams[i])
 			return err
 		})
 		if errors.Is(err, event.ErrNotFound) || errors.Is(err, errSilent) {

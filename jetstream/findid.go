@@ -68,7 +68,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	if seen >= s.Max {
 		return found, false, nil
 	}
-	info, err := r.findStream(ctx, t.stream.name)
+	info, err := r.conn.findStream(ctx, t.stream.name)
 	if err != nil {
 		return nil, false, r.unavailable(err)
 	}
@@ -96,7 +96,7 @@ func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
 	if err := ValidTopic(topic); err != nil {
 		return 0, err
 	}
-	info, err := r.findStream(ctx, r.rules.Of(topic).StreamName(topic))
+	info, err := r.conn.findStream(ctx, r.rules.Of(topic).StreamName(topic))
 	if err != nil {
 		if errors.Is(err, event.ErrNotFound) {
 			return 0, event.ErrNotFound

@@ -38,10 +38,10 @@ func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	c := s.core
-	kv, err := c.js.KeyValue(ctx, s.name)
+	kv, err := c.conn.js.KeyValue(ctx, s.name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		if _, err = c.js.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-			kv, err = c.js.KeyValue(ctx, s.name)
+		if _, err = c.conn.js.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+			kv, err = c.conn.js.KeyValue(ctx, s.name)
 		}
 	}
 	if err != nil {
@@ -98,7 +98,7 @@ func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key s
 // watch returns nil when the connection was created again: what the server sent meanwhile is
 // unknown.
 func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string, []byte)) error {
-	nc := s.core.js.Conn()
+	nc := s.core.conn.js.Conn()
 	connected := nc.StatusChanged(nats.CONNECTED)
 	defer nc.RemoveStatusListener(connected)
 	kv, err := s.open(ctx)
@@ -159,7 +159,7 @@ func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string
 func (s sharedBucket) last(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, followCheck)
 	defer cancel()
-	info, err := s.core.findStream(ctx, s.stream())
+	info, err := s.core.conn.findStream(ctx, s.stream())
 	if err != nil {
 		return 0, err
 	}

@@ -87,7 +87,7 @@ func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, whi
 	msg = append(append(msg, macOf(key, body)...), body...)
 	ctx, cancel := context.WithTimeout(ctx, forwardWait)
 	defer cancel()
-	reply, err := h.link().request(ctx, hubInbox+hub, msg)
+	reply, err := h.conn.link().request(ctx, hubInbox+hub, msg)
 	switch {
 	case err != nil:
 		h.log.DebugContext(ctx, "no answer from the hub that holds a lease; the client may settle again", slog.String("hub", hub), slog.Any("error", err))
@@ -102,7 +102,7 @@ func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, whi
 
 // listen takes what other hubs forward, over all connections: one of them may be cut.
 func (h *handleTable) listen() error {
-	for _, l := range h.links {
+	for _, l := range h.conn.links {
 		if _, err := l.nc.QueueSubscribe(hubInbox+h.hub, "hub", h.surviving("settlement of another hub", h.receive)); err != nil {
 			return err
 		}

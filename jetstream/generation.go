@@ -110,7 +110,7 @@ func (c *core) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs
 	if c.cfg.Server != nil && c.cfg.Server.InMemory() {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	kv, err := whenUp(ctx, c, func() (natsjs.KeyValue, error) { return openOrMake(ctx, c.js.within(c.cfg.openWait), cfg) })
+	kv, err := whenUp(ctx, c.conn, func() (natsjs.KeyValue, error) { return openOrMake(ctx, c.conn.js.within(c.cfg.openWait), cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets, and that enough servers of the cluster are up for %d replicas", cfg.Bucket, err, c.cfg.Replicas)
 	}
@@ -136,7 +136,7 @@ func groupKey(t *topicInfo, group string) string {
 // seek has left.
 func (p *generations) get(ctx context.Context, t *topicInfo, group string) (generation, error) {
 	plain := generation{Generation: native.Generation{Number: 1, Consumer: t.consumerName(group)}}
-	m, err := p.records.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
+	m, err := p.records.conn.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
 	if errors.Is(err, event.ErrNotFound) {
 		return plain, nil
 	}
@@ -223,7 +223,7 @@ func readGeneration(m *storedMsg) (generation, bool) {
 
 // deletion reads the mark of a topic's stream at the leader; the zero value if there is none.
 func (p *generations) deletion(ctx context.Context, stream string) (generation, error) {
-	m, err := p.records.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
+	m, err := p.records.conn.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return generation{}, nil
 	}
@@ -253,12 +253,12 @@ func (p *generations) follow() {
 	// After an interruption, all generations are read: one may have been missed.
 	var from []natsjs.WatchOpt
 	live := true
-	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.records.ctx.Err() == nil; opts, live = from, false {
-		if err := p.watch(opts, live); err != nil && p.records.ctx.Err() == nil {
-			p.records.often.Log(p.records.ctx, slog.LevelWarn, "moves of groups cannot be followed now; they are noticed at the next pull", "", slog.Any("error", err))
+	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.records.conn.ctx.Err() == nil; opts, live = from, false {
+		if err := p.watch(opts, live); err != nil && p.records.conn.ctx.Err() == nil {
+			p.records.often.Log(p.records.conn.ctx, slog.LevelWarn, "moves of groups cannot be followed now; they are noticed at the next pull", "", slog.Any("error", err))
 		}
 		select {
-		case <-p.records.ctx.Done():
+		case <-p.records.conn.ctx.Done():
 		case <-time.After(time.Second):
 		}
 	}
@@ -266,14 +266,14 @@ func (p *generations) follow() {
 
 // watch follows the bucket. live says that it begins with what changes now.
 func (p *generations) watch(opts []natsjs.WatchOpt, live bool) error {
-	w, err := p.kv.WatchAll(p.records.ctx, opts...)
+	w, err := p.kv.WatchAll(p.records.conn.ctx, opts...)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = w.Stop() }()
 	for {
 		select {
-		case <-p.records.ctx.Done():
+		case <-p.records.conn.ctx.Done():
 			return nil
 		case e, open := <-w.Updates():
 			if !open {
@@ -307,16 +307,16 @@ func (b *Bus) sweepGroups() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.ctx.Done():
+		case <-b.conn.ctx.Done():
 			return
 		case <-tick.C:
-			if err := b.streams.makers.sweep(b.ctx, "", sweepAge); err != nil && b.ctx.Err() == nil {
+			if err := b.streams.makers.sweep(b.conn.ctx, "", sweepAge); err != nil && b.conn.ctx.Err() == nil {
 				b.log.Warn("failed to look for notes of groups that are gone; retrying", slog.Any("error", err))
 			}
-			if err := b.records.generations.sweep(b.ctx, deletedAge); err != nil && b.ctx.Err() == nil {
+			if err := b.records.generations.sweep(b.conn.ctx, deletedAge); err != nil && b.conn.ctx.Err() == nil {
 				b.log.Warn("failed to look for marks of deleted groups; retrying", slog.Any("error", err))
 			}
-			if err := b.queues.sweepPutBack(b.ctx, sweepAge); err != nil && b.ctx.Err() == nil {
+			if err := b.queues.sweepPutBack(b.conn.ctx, sweepAge); err != nil && b.conn.ctx.Err() == nil {
 				b.log.Warn("failed to look for events that were put back to groups that are gone; retrying", slog.Any("error", err))
 			}
 			b.streams.topics.mu.RLock()
@@ -326,7 +326,7 @@ func (b *Bus) sweepGroups() {
 			}
 			b.streams.topics.mu.RUnlock()
 			for _, s := range streams {
-				if err := b.records.sweepStream(b.ctx, s, sweepAge); err != nil && b.ctx.Err() == nil {
+				if err := b.records.sweepStream(b.conn.ctx, s, sweepAge); err != nil && b.conn.ctx.Err() == nil {
 					b.log.Warn("left consumers could not be looked for", slog.String("stream", s.name), slog.Any("error", err))
 				}
 			}
@@ -336,7 +336,7 @@ func (b *Bus) sweepGroups() {
 
 // sweepStream removes the consumers older than age that a group has left, or never came to.
 func (r *records) sweepStream(ctx context.Context, s *stream, age time.Duration) error {
-	handle, err := r.js.Stream(ctx, s.name)
+	handle, err := r.conn.js.Stream(ctx, s.name)
 	if err != nil {
 		return err
 	}

@@ -129,7 +129,7 @@ func guestRight(f *fence) time.Duration { return (f.ackWait - f.usable) / 2 }
 
 // listenOrders takes requests for sessions, over all connections.
 func (b *Bus) listenOrders() error {
-	for _, l := range b.links {
+	for _, l := range b.conn.links {
 		if _, err := l.nc.QueueSubscribe(hubInbox+b.handles.hub+hostSubject, "hub", b.surviving("session of an ordered group", func(m *nats.Msg) { b.welcome(l, m) })); err != nil {
 			return err
 		}
@@ -501,7 +501,7 @@ func (t *guestPlace) assigned(slots []int, epoch uint64) {
 // recallAll has guests give up all that they have, and reports whether all have said that they did.
 // A guest says so behind all that it had to say about events, and all of that is taken.
 func recallAll(b *Bus, guests map[string]*guest) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.conn.ctx), time.Second)
 	defer cancel()
 	all := make([]*guest, 0, len(guests))
 	for _, g := range guests {

@@ -94,7 +94,7 @@ func (k *handleKeys) readSoonLocked() *keyReading {
 	r := &keyReading{done: make(chan struct{})}
 	k.next = r
 	after := max(handleKeysRetry-time.Since(k.tried), 0)
-	if !k.reads.start(func() { k.readAgain(r, after) }) {
+	if !k.reads.conn.start(func() { k.readAgain(r, after) }) {
 		k.next, r.err = nil, event.ErrClosed
 		close(r.done)
 	}
@@ -122,7 +122,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	defer close(r.done)
 	select {
 	case <-time.After(after):
-	case <-k.reads.ctx.Done():
+	case <-k.reads.conn.ctx.Done():
 		r.err = event.ErrClosed
 		return
 	}
@@ -131,7 +131,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	k.mu.Lock()
 	k.next, k.tried = nil, time.Now()
 	k.mu.Unlock()
-	r.err = k.load(k.reads.ctx)
+	r.err = k.load(k.reads.conn.ctx)
 }
 
 // ensure waits until there is a key that signs. One that is old signs on until the bucket can be

@@ -160,7 +160,7 @@ func TestWhatASubscriptionCannotBeIsSaid(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if names, err := b.js.Stream(t.Context(), "a"); err == nil {
+	if names, err := b.conn.js.Stream(t.Context(), "a"); err == nil {
 		t.Errorf("a refused subscription made %v", names)
 	}
 }
@@ -205,7 +205,7 @@ func TestTheDelayOfANackIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the delay is noted", func() bool {
-		m, err := b.lastBySubject(t.Context(), "KV_"+delaysBucket, "$KV."+delaysBucket+"."+d.eventKey())
+		m, err := b.conn.lastBySubject(t.Context(), "KV_"+delaysBucket, "$KV."+delaysBucket+"."+d.eventKey())
 		if err != nil {
 			return false
 		}

@@ -54,17 +54,17 @@ const lendMost = 128 << 20
 // ended says that there was a session.
 func (o *orderedGroup) visit(e *ownership) (ended bool, err error) {
 	b := o.bus
-	ctx, cancel := context.WithTimeout(b.ctx, forwardWait)
+	ctx, cancel := context.WithTimeout(b.conn.ctx, forwardWait)
 	defer cancel()
 	if err := b.handles.keys.ensure(ctx); err != nil {
 		return false, err
 	}
-	h := &host{o: o, link: b.link(), data: privateInbox(), numbers: make(map[string]uint64), places: make(map[uint64]*spot), acking: make(chan struct{}, 1)}
-	for range b.links {
+	h := &host{o: o, link: b.conn.link(), data: privateInbox(), numbers: make(map[string]uint64), places: make(map[uint64]*spot), acking: make(chan struct{}, 1)}
+	for range b.conn.links {
 		if h.link.up.Load() {
 			break
 		}
-		h.link = b.link()
+		h.link = b.conn.link()
 	}
 	if h.sub, err = h.link.nc.Subscribe(h.data+".>", h.receive); err != nil {
 		return false, nil // the connection is down
@@ -131,7 +131,7 @@ func (h *host) serve(cuts uint64) {
 	for {
 		now := b.clock.now()
 		switch {
-		case h.over.Load() || b.ctx.Err() != nil || h.link.cuts.Load() != cuts || now >= h.until.Load() || b.clock.stalled(now):
+		case h.over.Load() || b.conn.ctx.Err() != nil || h.link.cuts.Load() != cuts || now >= h.until.Load() || b.clock.stalled(now):
 			return
 		case !h.needed():
 			return

@@ -345,7 +345,7 @@ func (x *idSearches) read(ctx context.Context, t *topicInfo, ids *topicIDs, i in
 		if read%idPiece > 0 {
 			return nil
 		}
-		return x.reads.pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
+		return x.reads.conn.pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
 	})
 	if err == nil && (ended || read < limit) {
 		p.to = to // walk has read all that the leader had

@@ -30,7 +30,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,10 +42,6 @@ import (
 // closeWait is how long Close waits for the server, so that a process that is told to end does so
 // in time.
 const closeWait = 3 * time.Second
-
-// minServer is the oldest server that has all that the bus uses (atomic consumer creation, several
-// filter subjects, stream reads by time).
-var minServer = [2]int{2, 11}
 
 // Bus is the event bus. Open returns one. Its methods may be called concurrently, but a handler
 // must not call Close.
@@ -115,13 +110,13 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.lingering = newLingering(b.groups)
 	b.subscriptions = newSubscriptionRegistry(b.core, b.streams)
 	b.handles = newHandleTable(b.core, b.reads)
-	b.linkHooks = linkHooks{
+	b.conn.hooks = linkHooks{
 		cut:       b.linkCut,
 		lost:      b.linkLost,
 		returning: b.linkReturning,
 		back:      b.linkBack,
 		heard:     b.linkHeard,
-		changed:   b.access.native.streamChanged,
+		changed:   b.access.native.hubChanged,
 	}
 	b.streams.streamHooks = streamHooks{
 		equip:          b.publishing.equip,
@@ -145,30 +140,30 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 }
 
 func (b *Bus) open(ctx context.Context) (err error) {
-	if err := b.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
+	if err := b.conn.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
 		return err
 	}
 	b.obs.Gauge(event.GaugeConnected, 1)
 	if err := b.handles.listen(); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
 	}
 	if err := b.listenOrders(); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
 	}
-	if err := b.checkServer(ctx); err != nil {
+	if err := b.conn.checkServer(ctx); err != nil {
 		return err
 	}
 	if err := b.backups.checkRestored(ctx); err != nil {
 		return err
 	}
 	if err := b.records.open(ctx); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
 	}
 	if b.owners, err = openOwners(ctx, b.core, b.handles.hub); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
 	}
 	if err := b.schemas.table.open(ctx); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
 	}
 	own := []natsjs.KeyValueConfig{
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
@@ -182,11 +177,11 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	for _, cfg := range own {
 		if _, err := b.ownBucket(ctx, cfg); err != nil {
-			return fmt.Errorf("nats at %s: %w", b.where(), err)
+			return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
 		}
 	}
 	if b.cfg.Server != nil {
-		if err := endOldLeases(ctx, b.js); err != nil {
+		if err := endOldLeases(ctx, b.conn.js); err != nil {
 			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
@@ -194,95 +189,26 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.publishing.begin()
 	b.dead = startDeadLetters(b.publishing, b.records, &b.soon) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.lastTick.Store(b.clock.now())
-	b.start(b.watchStalls)
-	b.start(b.askAgain)
-	b.start(b.records.generations.follow)
+	b.conn.start(b.watchStalls)
+	b.conn.start(b.askAgain)
+	b.conn.start(b.records.generations.follow)
 	b.owners.begin()
-	b.start(b.sweepGroups)
-	b.start(b.admin.lookAfterBuckets)
+	b.conn.start(b.sweepGroups)
+	b.conn.start(b.admin.lookAfterBuckets)
 	b.probed.Store(b.clock.now())
-	b.start(b.probePaths)
-	b.start(b.watchGroups)
-	b.start(b.lookForStuck)
+	b.conn.start(b.probePaths)
+	b.conn.start(b.watchGroups)
+	b.conn.start(b.lookForStuck)
 	if b.admin.rejects() {
-		b.start(b.admin.keepTopics)
+		b.conn.start(b.admin.keepTopics)
 	}
-	b.start(b.reads.listings.tend)
+	b.conn.start(b.reads.listings.tend)
 	b.publishing.schedules.out = b.publishing.newPublisher("")
-	b.start(b.publishing.schedules.run)
+	b.conn.start(b.publishing.schedules.run)
 	if s := b.cfg.Server; s != nil {
-		b.start(func() { s.Tend(b.ctx, b.serverRestarted, b.serverFailing) })
+		b.conn.start(func() { s.Tend(b.conn.ctx, b.serverRestarted, b.serverFailing) })
 	}
 	return nil
-}
-
-// where names the server without credentials that a URL may carry.
-func (c *core) where() string {
-	if c.cfg.Server != nil {
-		return "the embedded server"
-	}
-	var servers []string
-	for address := range strings.SplitSeq(c.cfg.URL, ",") {
-		if scheme, rest, ok := strings.Cut(address, "://"); ok {
-			if at := strings.LastIndexByte(rest, '@'); at >= 0 {
-				rest = rest[at+1:]
-			}
-			address = scheme + "://" + rest
-		} else if at := strings.LastIndexByte(address, '@'); at >= 0 {
-			address = address[at+1:]
-		}
-		servers = append(servers, strings.TrimSpace(address))
-	}
-	return strings.Join(servers, ",")
-}
-
-// checkServer refuses a server that lacks something, and sizes payloads to it.
-func (c *core) checkServer(ctx context.Context) (err error) {
-	nc := c.links[0].nc
-	version := nc.ConnectedServerVersion()
-	if tooOld(version) {
-		return fmt.Errorf("nats at %s: server version %q is too old; use nats-server %d.%d or newer", c.where(), version, minServer[0], minServer[1])
-	}
-	if !nc.HeadersSupported() {
-		return fmt.Errorf("nats at %s: the server does not support message headers; set no_header_support: false", c.where())
-	}
-	c.api = "$JS.API."
-	opts := []natsjs.JetStreamOpt{natsjs.WithDefaultTimeout(publishWait), natsjs.WithClientTrace(c.countErrors())}
-	var js natsjs.JetStream
-	if c.cfg.Domain != "" {
-		c.api = "$JS." + c.cfg.Domain + ".API."
-		js, err = natsjs.NewWithDomain(nc, c.cfg.Domain, opts...)
-	} else {
-		js, err = natsjs.New(nc, opts...)
-	}
-	if err != nil {
-		return err
-	}
-	c.js = manager{js, publishWait, c.linkHooks.changed}
-	info := c.js.within(c.cfg.openWait).AccountInfo
-	if _, err := whenUp(ctx, c, func() (*natsjs.AccountInfo, error) { return info(ctx) }); err != nil {
-		return fmt.Errorf("nats at %s: JetStream does not answer: %w; enable JetStream for this account, and check the domain", c.where(), err)
-	}
-	c.maxPayload = c.limits.MaxPayload
-	if limit := int(nc.MaxPayload()) - event.PayloadMargin; limit < c.maxPayload {
-		if limit < event.PayloadMargin {
-			return fmt.Errorf("nats at %s: max_payload %d is too small; set at least %d", c.where(), nc.MaxPayload(), 2*event.PayloadMargin)
-		}
-		if c.cfg.Server != nil {
-			return fmt.Errorf("max payload %d: the embedded server allows at most %d", c.limits.MaxPayload, limit)
-		}
-		c.maxPayload = limit
-	}
-	c.log.InfoContext(ctx, "connected to nats", slog.String("server", c.where()), slog.String("version", version), slog.Int("max_payload_bytes", c.maxPayload))
-	return nil
-}
-
-// tooOld reports whether a server of this version lacks something. A version that cannot be read
-// counts as too old.
-func tooOld(version string) bool {
-	var major, minor int
-	_, err := fmt.Sscanf(version, "%d.%d", &major, &minor)
-	return err != nil || major < minServer[0] || major == minServer[0] && minor < minServer[1]
 }
 
 // watchStalls keeps the clock, and gives up everything that is held after the process stood still.
@@ -292,13 +218,13 @@ func (b *Bus) watchStalls() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.ctx.Done():
+		case <-b.conn.ctx.Done():
 			return
 		case <-tick.C:
 		}
 		now := b.clock.now()
 		if b.clock.stalled(now) {
-			b.often.Log(b.ctx, slog.LevelWarn, "the process stood still: all leases are given up", "", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
+			b.often.Log(b.conn.ctx, slog.LevelWarn, "the process stood still: all leases are given up", "", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
 			b.subscriptions.eachSubscription((*Subscription).forget)
 			// before anything is asked for: until then, what arrives is ignored
 			b.clock.lastTick.Store(now)
@@ -318,28 +244,23 @@ func (b *Bus) askAgain() {
 	swept := b.clock.now()
 	for {
 		select {
-		case <-b.ctx.Done():
+		case <-b.conn.ctx.Done():
 			return
 		case <-tick.C:
 		}
 		b.soon.run()
 		if now := b.clock.now(); now-swept > int64(time.Second) {
 			swept = now
-			for _, l := range b.links {
+			for _, l := range b.conn.links {
 				l.sweep(now)
 			}
 			b.lingering.sweepLingering(now)
 			b.often.Sweep()
-			if l := b.links[0]; l.up.Load() {
+			if l := b.conn.links[0]; l.up.Load() {
 				b.records.saveUnsaved(l)
 			}
 		}
 	}
-}
-
-// link deals out the connections of the pool in turn.
-func (c *core) link() *link {
-	return c.links[int(c.turn.Add(1))%len(c.links)]
 }
 
 // linkCut forgets what the server has not confirmed over a connection that broke: what was leased
@@ -391,21 +312,12 @@ func (b *Bus) cutNative(l *link) {
 	}
 }
 
-func (c *core) connected() bool {
-	for _, l := range c.links {
-		if !l.up.Load() {
-			return false
-		}
-	}
-	return true
-}
-
 // Close ends all subscriptions and gives their leases back. It waits for running handlers, and up
 // to 3 s for publishes in flight. It then closes the connections and Config.Server. Close may be
 // called twice, and returns nil.
 func (b *Bus) Close() error {
 	b.closed.Do(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), closeWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.conn.ctx), closeWait)
 		defer cancel()
 		var stops sync.WaitGroup
 		done, end := context.WithCancel(ctx)
@@ -428,16 +340,16 @@ func (b *Bus) Close() error {
 // ends, and all streams of Config.Server can be written. The error about streams is a
 // *StorageError. Ready is for readiness probes, and its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
-	if b.closing() {
+	if b.conn.closing() {
 		return event.ErrClosed
 	}
 	if err := b.unstored.Load(); err != nil {
 		return err
 	}
-	if !b.connected() {
+	if !b.conn.connected() {
 		return errors.New("not connected to NATS")
 	}
-	if _, err := b.js.AccountInfo(ctx); err != nil {
+	if _, err := b.conn.js.AccountInfo(ctx); err != nil {
 		return fmt.Errorf("JetStream does not answer: %w", err)
 	}
 	return nil
@@ -445,4 +357,4 @@ func (b *Bus) Ready(ctx context.Context) error {
 
 // MaxPayload returns the largest payload in bytes that a publish accepts. A topic may accept less
 // (topics.Rule.MaxPayload).
-func (b *Bus) MaxPayload() int { return b.maxPayload }
+func (b *Bus) MaxPayload() int { return b.conn.maxPayload }

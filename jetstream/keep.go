@@ -120,13 +120,13 @@ func (a *admin) keepTopics() {
 	for {
 		if now := a.clock.now(); now-found >= int64(keepFind) {
 			found = now
-			if err := a.findKept(a.ctx); err != nil && a.ctx.Err() == nil {
-				a.often.Log(a.ctx, slog.LevelWarn, "failed to look for topics that reject; retrying", "", slog.Any("error", err))
+			if err := a.findKept(a.conn.ctx); err != nil && a.conn.ctx.Err() == nil {
+				a.often.Log(a.conn.ctx, slog.LevelWarn, "failed to look for topics that reject; retrying", "", slog.Any("error", err))
 			}
 		}
 		all := false
 		select {
-		case <-a.ctx.Done():
+		case <-a.conn.ctx.Done():
 			return
 		case <-a.streams.keepNow:
 		case <-tick.C:
@@ -135,17 +135,17 @@ func (a *admin) keepTopics() {
 		for _, t := range a.keptTopics() {
 			k := t.stream.keep
 			began := a.clock.now()
-			if a.ctx.Err() != nil || !k.due.Load() && !all || began < k.rests {
+			if a.conn.ctx.Err() != nil || !k.due.Load() && !all || began < k.rests {
 				continue
 			}
 			if began-k.looked < int64(keepPause) {
-				_ = a.pause(a.ctx, keepPause)
+				_ = a.conn.pause(a.conn.ctx, keepPause)
 			}
 			k.due.Store(false)
-			err := a.keep(a.ctx, t)
+			err := a.keep(a.conn.ctx, t)
 			k.looked = a.clock.now()
-			if err != nil && a.ctx.Err() == nil {
-				a.often.Log(a.ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.name, slog.String("topic", t.name), slog.Any("error", err))
+			if err != nil && a.conn.ctx.Err() == nil {
+				a.often.Log(a.conn.ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.name, slog.String("topic", t.name), slog.Any("error", err))
 				// a topic without a leader holds up the others
 				k.rests = k.looked + 3*(k.looked-began)
 			}
@@ -190,7 +190,7 @@ func (a *admin) keep(ctx context.Context, t *topicInfo) error {
 	ctx, cancel := context.WithTimeout(ctx, keepWait)
 	defer cancel()
 	k := t.stream.keep
-	info, err := a.findStream(ctx, t.stream.name)
+	info, err := a.conn.findStream(ctx, t.stream.name)
 	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.stream.created) {
 		a.streams.forget(t.stream)
 		return nil
@@ -268,9 +268,9 @@ func (a *admin) sayFull(t *topicInfo, full bool, holder string) {
 	if k := t.stream.keep; k.full != full {
 		k.full = full
 		if full {
-			a.often.Log(a.ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.name, slog.String("topic", t.name), slog.String("group", holder))
+			a.often.Log(a.conn.ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.name, slog.String("topic", t.name), slog.String("group", holder))
 		} else {
-			a.often.Log(a.ctx, slog.LevelInfo, "topic has room again", t.name, slog.String("topic", t.name))
+			a.often.Log(a.conn.ctx, slog.LevelInfo, "topic has room again", t.name, slog.String("topic", t.name))
 		}
 	}
 }
@@ -355,7 +355,7 @@ func (a *admin) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo,
 		return true, nil
 	}
 	if ours {
-		m, err := a.lastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
+		m, err := a.conn.lastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
 		switch {
 		case err == nil && lately(&m.time):
 			delete(k.ignored, c.Name)
@@ -383,7 +383,7 @@ func (g *group) noteSeen(ctx context.Context) error {
 	if g.topic.stream.keep == nil {
 		return nil
 	}
-	if _, err := g.bus.write(ctx, "KV_"+retentionBucket, g.seenMessage()); err != nil {
+	if _, err := g.bus.conn.write(ctx, "KV_"+retentionBucket, g.seenMessage()); err != nil {
 		return fmt.Errorf("jetstream: note that group %q of topic %s has a member: %w", g.name, g.topic.name, err)
 	}
 	return nil

@@ -104,7 +104,7 @@ func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 	publish(t, b, "kept", "1")
 	k := take(t, b, "kept", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
-	p, g, l := d.path(), d.group, b.links[0]
+	p, g, l := d.path(), d.group, b.conn.links[0]
 	for !p.waiting.CompareAndSwap(false, true) { // a question to the consumer is not answered
 		<-time.After(time.Millisecond)
 	}
@@ -186,7 +186,7 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 		d = k.next()
 	}
 	in := k.sub.members[0].inbox
-	echo := &a.links[0].echo
+	echo := &a.conn.links[0].echo
 	for !echo.waiting.CompareAndSwap(false, true) { // no newer answer comes
 		<-time.After(time.Millisecond)
 	}
@@ -195,7 +195,7 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 	echo.reset(a.clock.now())
 	echo.waiting.Store(false)
 	<-time.After(200 * time.Millisecond) // the time under test
-	if m, err := a.lastBySubject(t.Context(), "KV_"+attemptsBucket, d.attemptsSubject()); err == nil {
+	if m, err := a.conn.lastBySubject(t.Context(), "KV_"+attemptsBucket, d.attemptsSubject()); err == nil {
 		t.Errorf("the bucket says %s", m.data)
 	}
 	b := open(t, Config{URL: url, AckWait: 30 * time.Second, Connections: 1})
@@ -219,9 +219,9 @@ func TestANegativeNoteIsKept(t *testing.T) {
 	if got := b.records.unsaved.notes[subject].spared; got != -2 {
 		t.Errorf("-2 is kept as %d", got)
 	}
-	b.records.saveUnsaved(b.links[0])
+	b.records.saveUnsaved(b.conn.links[0])
 	eventually(t, "it is stored", func() bool {
-		m, err := b.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
+		m, err := b.conn.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
 		return err == nil && string(m.data) == "-2"
 	})
 }

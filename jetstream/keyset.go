@@ -89,11 +89,11 @@ func (k *keySet) read() <-chan struct{} {
 		return done
 	}
 	k.reading, k.readAt = true, p.clock.now()
-	started := p.start(func() {
+	started := p.conn.start(func() {
 		defer close(done)
 		prefix := k.topic.bucket.prefix
 		found := make(map[uint64]bool)
-		err := p.readThrough(p.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+		err := p.readThrough(p.conn.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
 			if strings.HasPrefix(m.subject, prefix) {
 				op := m.header.Get(headerOperation)
 				found[maphash.String(keySeed, tokenKey(m.subject[len(prefix):]))] = op != "" && op != "PUT"
@@ -104,8 +104,8 @@ func (k *keySet) read() <-chan struct{} {
 		defer k.mu.Unlock()
 		k.reading = false
 		if err != nil {
-			if p.ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
-				p.log.WarnContext(p.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
+			if p.conn.ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
+				p.log.WarnContext(p.conn.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
 			}
 			return
 		}

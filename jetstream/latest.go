@@ -42,14 +42,14 @@ func (k Keys) Get(ctx context.Context, key string) (*event.Event, error) {
 }
 
 func (r *reads) latest(ctx context.Context, t *topicInfo, key string) (*event.Event, error) {
-	m, err := r.lastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
+	m, err := r.conn.lastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
 	if err == nil {
 		return t.event(m), nil
 	}
 	if t.bucket == nil || !errors.Is(err, event.ErrNotFound) {
 		return nil, err
 	}
-	if m, err = r.lastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
+	if m, err = r.conn.lastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
 		return nil, err
 	}
 	e, _, ok := t.entry(m)
@@ -141,7 +141,7 @@ func (r *keysRead) subject(key string) string {
 func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) error {
 	unsure := false // something was not read that a replica had
 	for upTo := uint64(0); ; {
-		end, err := r.reads.direct(ctx, r.stream(), q, func(m *storedMsg, _ uint64) error {
+		end, err := r.reads.conn.direct(ctx, r.stream(), q, func(m *storedMsg, _ uint64) error {
 			r.take(m)
 			return nil
 		})

@@ -307,7 +307,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 	}
 	names := make(map[string]bool)
 	for _, subject := range letterSubjects {
-		list := d.js.StreamNames(ctx, natsjs.WithStreamListSubject(subject))
+		list := d.conn.js.StreamNames(ctx, natsjs.WithStreamListSubject(subject))
 		for name := range list.Name() {
 			names[name] = true
 		}
@@ -317,7 +317,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 	}
 	var streams []letterStream
 	for name := range names {
-		info, err := d.findStream(ctx, name)
+		info, err := d.conn.findStream(ctx, name)
 		if errors.Is(err, event.ErrNotFound) {
 			continue
 		}
@@ -353,7 +353,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 		if stream != s.name || seq < from || seq > s.last {
 			return nil
 		}
-		m, err := d.getMsg(ctx, s.name, map[string]any{"seq": seq})
+		m, err := d.conn.getMsg(ctx, s.name, map[string]any{"seq": seq})
 		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}
@@ -391,7 +391,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 			return own.err
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case d.ctx.Err() != nil:
+		case d.conn.ctx.Err() != nil:
 			return event.ErrClosed
 		}
 		if failed++; next > began {
@@ -400,7 +400,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 		if failed == readAgain {
 			return d.unavailable(err)
 		}
-		if err := d.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := d.conn.pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}

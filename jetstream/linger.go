@@ -77,9 +77,6 @@ func (s *Subscription) room() bool {
 		(s.heldBytes == 0 || s.bus.subscriptions.held.Load() < int64(s.bus.limits.HeldTotal)) && s.opts.Holder.room(s, 1) >= 1
 }
 
-// clustered reports whether the server that the link is connected to is one of several.
-func (l *link) clustered() bool { return l.cluster.Load() }
-
 // linger keeps a closed inbox until its pulls have ended, at the given time at the latest. Until
 // then, members that join the group share what is known of it. linger reports false when too many
 // inboxes linger.

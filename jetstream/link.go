@@ -1,17 +1,13 @@
 package jetstream
 
 import (
-	"bytes"
 	"context"
 	crand "crypto/rand"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"math/rand/v2"
-	"net"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -19,7 +15,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
-	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
 )
@@ -33,7 +28,7 @@ const dialWait = 5 * time.Second
 // link is one NATS connection of the pool, with one reply inbox for everything that is asked over
 // it.
 type link struct {
-	core  *core
+	pool  *pool
 	index int
 	nc    *nats.Conn
 	inbox string // prefix of the reply subjects
@@ -68,33 +63,34 @@ type linkHooks struct {
 	returning func(l *link, now int64) // the connection is back, and the link is not up yet
 	back      func(l *link)            // the link is up
 	heard     func(l *link)            // the server has answered a probe
-	changed   func(stream string)      // this hub has changed a stream or its consumers
+	// this hub has tried to change a stream, or the consumer if that is not ""
+	changed func(stream, consumer string)
 }
 
 // asker waits for a reply. answer is called once: with the reply, or with why none will come. It
 // must not block.
 type asker interface {
-	answer(m *nats.Msg, err error)
+	Answer(m *nats.Msg, err error)
 }
 
 // askerFunc is an asker that is a function.
 type askerFunc func(m *nats.Msg, err error)
 
-func (f askerFunc) answer(m *nats.Msg, err error) { f(m, err) }
+func (f askerFunc) Answer(m *nats.Msg, err error) { f(m, err) }
 
 var (
 	errNoReply = errors.New("no reply in time")
 	errCut     = errors.New("the connection to NATS was lost")
 )
 
-func (c *core) dial(index int) (*link, error) {
-	l := &link{core: c, index: index, inbox: nats.NewInbox() + "."}
+func (p *pool) dial(index int) (*link, error) {
+	l := &link{pool: p, index: index, inbox: nats.NewInbox() + "."}
 	var seed [32]byte
 	if _, err := crand.Read(seed[:]); err != nil {
 		return nil, err
 	}
 	l.ids = rand.NewChaCha8(seed)
-	nc, err := c.connection("eventhub "+strconv.Itoa(index),
+	nc, err := p.connection("eventhub "+strconv.Itoa(index),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { l.lost(err) }),
 		nats.ReconnectHandler(func(*nats.Conn) { l.back() }),
 	)
@@ -114,77 +110,15 @@ func (c *core) dial(index int) (*link, error) {
 	}
 	l.up.Store(true)
 	l.cluster.Store(l.nc.ConnectedClusterName() != "")
-	ctx, cancel := context.WithTimeout(c.ctx, echoWait)
+	ctx, cancel := context.WithTimeout(p.ctx, echoWait)
 	defer cancel()
 	if _, err := l.request(ctx, echoSubject, nil); err != nil {
 		l.mute = true
-		c.log.Warn("no echo over a NATS connection: is this user allowed to publish to _INBOX.>? a frozen server is noticed late",
+		p.log.Warn("no echo over a NATS connection: is this user allowed to publish to _INBOX.>? a frozen server is noticed late",
 			slog.Int("connection", index), slog.Any("error", err))
 	}
-	l.echo.reset(c.clock.now())
+	l.echo.reset(p.clock.now())
 	return l, nil
-}
-
-// connection connects to NATS. The caller closes the connection.
-func (c *core) connection(name string, opts ...nats.Option) (*nats.Conn, error) {
-	all, err := c.natsOptions()
-	if err != nil {
-		return nil, err
-	}
-	all = append(append(all, opts...), nats.Name(name), nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) {
-		subject := ""
-		if s != nil {
-			subject = s.Subject
-		}
-		cause := err
-		for next := errors.Unwrap(cause); next != nil; next = errors.Unwrap(next) {
-			cause = next // err may name a subject of a client
-		}
-		c.often.Log(c.ctx, slog.LevelWarn, "nats reported an error", cause.Error(), slog.Any("error", err), slog.String("subject", subject))
-	}))
-	address := c.cfg.URL
-	if c.cfg.Server != nil {
-		var own []nats.Option
-		address, own = c.cfg.Server.Connection()
-		all = append(all, own...)
-	}
-	return nats.Connect(address, all...)
-}
-
-// natsOptions are what every connection is made with.
-func (c *core) natsOptions() ([]nats.Option, error) {
-	opts := []nats.Option{
-		nats.MaxReconnects(-1),
-		nats.ReconnectWait(100 * time.Millisecond),
-		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
-		// never keep acks of leases that may have ended, to send them late
-		nats.ReconnectBufSize(-1),
-		nats.SkipSubjectValidation(), // names are checked and escaped before they become subjects
-		nats.PingInterval(5 * time.Second),
-		nats.MaxPingsOutstanding(2),
-		nats.Timeout(dialWait),
-	}
-	if c.cfg.Server != nil {
-		return opts, nil // the server has its own
-	}
-	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(margin(c.cfg.AckWait) * 4 / 5)}))
-	if c.cfg.Creds != "" {
-		opts = append(opts, nats.UserCredentials(c.cfg.Creds))
-	}
-	if c.cfg.NKeySeed != "" {
-		o, err := nats.NkeyOptionFromSeed(c.cfg.NKeySeed)
-		if err != nil {
-			return nil, fmt.Errorf("nkey seed file %s: %w", c.cfg.NKeySeed, err)
-		}
-		opts = append(opts, o)
-	}
-	if c.cfg.TLSCA != "" {
-		opts = append(opts, nats.RootCAs(c.cfg.TLSCA))
-	}
-	if c.cfg.TLSCert != "" {
-		opts = append(opts, nats.ClientCert(c.cfg.TLSCert, c.cfg.TLSKey))
-	}
-	return opts, nil
 }
 
 // newID makes a UUIDv7. Its random bits come from a generator of the link's own, seeded by the
@@ -250,9 +184,9 @@ func (l *link) reply(m *nats.Msg) {
 	}
 	if who := l.take(n); who != nil {
 		if code := errorCode(m); code != 0 {
-			l.core.obs.JetStreamError(code)
+			l.pool.obs.JetStreamError(code)
 		}
-		who.answer(m, nil)
+		who.Answer(m, nil)
 	}
 }
 
@@ -271,7 +205,7 @@ func (l *link) requestMsg(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	}
 	ch := make(chan result, 1)
 	who := askerFunc(func(m *nats.Msg, err error) { ch <- result{m, err} })
-	if err := l.ask(m, l.core.clock.now(), who); err != nil {
+	if err := l.ask(m, l.pool.clock.now(), who); err != nil {
 		return nil, err
 	}
 	select {
@@ -288,8 +222,8 @@ func (l *link) sweep(now int64) {
 	late := l.asked.takeUntil(now)
 	l.mu.Unlock()
 	for _, who := range late {
-		l.core.obs.JetStreamError(event.NoReply)
-		who.answer(nil, errNoReply)
+		l.pool.obs.JetStreamError(event.NoReply)
+		who.Answer(nil, errNoReply)
 	}
 }
 
@@ -318,20 +252,20 @@ func (l *link) drain(ctx context.Context) {
 func (l *link) lost(err error) {
 	l.up.Store(false)
 	l.cuts.Add(1)
-	l.core.linkHooks.cut(l)
+	l.pool.hooks.cut(l)
 	l.mu.Lock()
 	l.down = true
 	asked := l.asked.takeUntil(math.MaxInt64)
 	l.mu.Unlock()
 	for _, who := range asked {
-		who.answer(nil, errCut)
+		who.Answer(nil, errCut)
 	}
-	if l.core.closing() {
+	if l.pool.closing() {
 		return
 	}
-	l.core.obs.Gauge(event.GaugeConnected, 0)
-	l.core.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
-	l.core.linkHooks.lost(l)
+	l.pool.obs.Gauge(event.GaugeConnected, 0)
+	l.pool.log.Warn("connection to NATS lost", slog.Int("connection", l.index), slog.Any("error", err))
+	l.pool.hooks.lost(l)
 }
 
 // back is called when the connection is there again.
@@ -340,15 +274,15 @@ func (l *link) back() {
 	l.down = false
 	l.mu.Unlock()
 	l.cluster.Store(l.nc.ConnectedClusterName() != "")
-	now := l.core.clock.now()
+	now := l.pool.clock.now()
 	l.echo.reset(now)
-	l.core.linkHooks.returning(l, now)
+	l.pool.hooks.returning(l, now)
 	l.up.Store(true)
-	if l.core.connected() {
-		l.core.obs.Gauge(event.GaugeConnected, 1)
+	if l.pool.connected() {
+		l.pool.obs.Gauge(event.GaugeConnected, 1)
 	}
-	l.core.log.Info("connection to NATS is back", slog.Int("connection", l.index))
-	l.core.linkHooks.back(l)
+	l.pool.log.Info("connection to NATS is back", slog.Int("connection", l.index))
+	l.pool.hooks.back(l)
 }
 
 // noResponders reports the server's answer to a request that nobody listens for.
@@ -356,55 +290,5 @@ func noResponders(m *nats.Msg) bool {
 	return len(m.Data) == 0 && m.Header.Get("Status") == "503"
 }
 
-// pubAck is the stream's answer to a publish.
-type pubAck struct {
-	Stream    string    `json:"stream"`
-	Seq       uint64    `json:"seq"`
-	Duplicate bool      `json:"duplicate"`
-	Error     *apiError `json:"error"`
-}
-
-type apiError struct {
-	Code        int              `json:"code"`
-	ErrCode     natsjs.ErrorCode `json:"err_code"`
-	Description string           `json:"description"`
-}
-
-func (e *apiError) Error() string {
-	return fmt.Sprintf("nats: %s (code %d, err_code %d)", e.Description, e.Code, e.ErrCode)
-}
-
-// strayedError says that a message was stored, and in which other stream.
-type strayedError struct{ stream string }
-
-func (e *strayedError) Error() string { return "the stream " + e.stream + " took the message" }
-
-// parsePubAck reads the answer of a stream without a decoder where it has the usual form
-// {"stream":"S","seq":N}. Another stream than that one answers if the stream is gone and the other
-// was given its subject; the error is a *strayedError then.
-func parsePubAck(data []byte, stream string) (pubAck, error) {
-	const seq = `","seq":`
-	if rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`)); ok && len(rest) > len(stream) && string(rest[:len(stream)]) == stream {
-		if rest, ok = bytes.CutPrefix(rest[len(stream):], []byte(seq)); ok {
-			var n uint64
-			i := 0
-			for ; i < len(rest) && '0' <= rest[i] && rest[i] <= '9' && i < 19; i++ {
-				n = n*10 + uint64(rest[i]-'0')
-			}
-			if i > 0 && i+1 == len(rest) && rest[i] == '}' {
-				return pubAck{Stream: stream, Seq: n}, nil
-			}
-		}
-	}
-	var ack pubAck
-	if err := json.Unmarshal(data, &ack); err != nil {
-		return pubAck{}, fmt.Errorf("nats: unreadable publish ack: %w", err)
-	}
-	if ack.Error != nil {
-		return pubAck{}, ack.Error
-	}
-	if ack.Stream != stream {
-		return pubAck{}, &strayedError{ack.Stream}
-	}
-	return ack, nil
-}
+// clustered reports whether the server that the link is connected to is one of several.
+func (l *link) clustered() bool { return l.cluster.Load() }

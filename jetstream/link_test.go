@@ -21,14 +21,14 @@ func TestLinkHooks(t *testing.T) {
 	t.Cleanup(func() { _ = b.Close() })
 	called := make(chan string, 10)
 	note := func(hook string) {
-		l := b.links[0]
+		l := b.conn.links[0]
 		l.mu.Lock()
 		down := l.down
 		l.mu.Unlock()
 		called <- fmt.Sprintf("%s: up %v, down %v", hook, l.up.Load(), down)
 	}
-	was := b.linkHooks
-	b.linkHooks = linkHooks{
+	was := b.conn.hooks
+	b.conn.hooks = linkHooks{
 		cut:       func(l *link) { note("cut"); was.cut(l) },
 		lost:      func(l *link) { note("lost"); was.lost(l) },
 		returning: func(l *link, now int64) { note("returning"); was.returning(l, now) },
@@ -38,7 +38,7 @@ func TestLinkHooks(t *testing.T) {
 	if err := b.open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l := b.links[0]
+	l := b.conn.links[0]
 	nobody := nats.NewInbox()
 	_, err = l.nc.SubscribeSync(nobody) // so that the question has no answer
 	if err == nil {

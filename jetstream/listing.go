@@ -138,7 +138,7 @@ func (l *listing) begin(ctx context.Context) error {
 			return nil
 		}
 	}
-	info, err := l.reads.findStream(ctx, l.topic.bucket.stream)
+	info, err := l.reads.conn.findStream(ctx, l.topic.bucket.stream)
 	switch {
 	case err != nil:
 		return err

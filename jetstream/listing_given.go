@@ -66,7 +66,7 @@ func (r *reads) putRecord(ctx context.Context, msg *nats.Msg) error {
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		// A leader that changes does not answer.
 		reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-			return r.link().request(ctx, msg.Subject, msg.Data)
+			return r.conn.link().request(ctx, msg.Subject, msg.Data)
 		})
 		if err != nil {
 			return err
@@ -78,7 +78,7 @@ func (r *reads) putRecord(ctx context.Context, msg *nats.Msg) error {
 		if err := r.makeListings(ctx); err != nil {
 			return err
 		}
-		if err := r.pause(ctx, wait); err != nil { // it was just made, or has no leader now
+		if err := r.conn.pause(ctx, wait); err != nil { // it was just made, or has no leader now
 			return err
 		}
 	}
@@ -95,7 +95,7 @@ func (r *reads) makeListings(ctx context.Context) error {
 	if r.cfg.MemoryStorage {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	_, err := r.js.CreateStream(ctx, cfg)
+	_, err := r.conn.js.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		return nil // another hub, or another version, made it
 	}
@@ -119,7 +119,7 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 			return err
 		}
 		subject := recordPrefix(l.at.name()) + strconv.FormatUint(lost, 16)
-		switch _, err := l.reads.lastBySubject(ctx, listingsStream, subject); {
+		switch _, err := l.reads.conn.lastBySubject(ctx, listingsStream, subject); {
 		case errors.Is(err, event.ErrNotFound):
 			return errListingOver("what was on its pages is not known any more")
 		case err != nil:
@@ -127,7 +127,7 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 		case time.Now().After(deadline):
 			return errBehind
 		}
-		if err := l.reads.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := l.reads.conn.pause(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -142,7 +142,7 @@ func (l *listing) readGiven(ctx context.Context, hashes map[uint64]bool) (lost u
 	q := directQuery{Seq: 1, NextBySubj: prefix + "*"}
 	for more := true; more; {
 		q.Batch = maxDirect
-		end, err := l.reads.direct(ctx, listingsStream, &q, func(m *storedMsg, _ uint64) error {
+		end, err := l.reads.conn.direct(ctx, listingsStream, &q, func(m *storedMsg, _ uint64) error {
 			q.Seq = m.seq + 1
 			n, err := strconv.ParseUint(m.subject[len(prefix):], 16, 64)
 			if err != nil || len(m.data)%8 != 0 || len(m.data) == 0 {
@@ -203,7 +203,7 @@ func (r *reads) forgetGiven(ctx context.Context, name string) {
 	defer cancel()
 	body, err := json.Marshal(map[string]string{"filter": recordPrefix(name) + "*"})
 	if err == nil {
-		_, err = r.link().request(ctx, r.api+"STREAM.PURGE."+listingsStream, body)
+		_, err = r.conn.link().request(ctx, r.conn.api+"STREAM.PURGE."+listingsStream, body)
 	}
 	if err != nil && ctx.Err() == nil {
 		r.log.LogAttrs(ctx, slog.LevelDebug, "failed to remove the records of a listing; they go with time", slog.Any("error", err))

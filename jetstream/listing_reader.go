@@ -50,7 +50,7 @@ var errReaderEnded = errors.New("jetstream: the reader of a listing has no more"
 
 // openReader makes the consumer.
 func (r *reads) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
-	reader := &listingReader{core: r.core, link: r.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
+	reader := &listingReader{core: r.core, link: r.conn.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
 	reader.came = make(chan *nats.Msg, maxPage+8) // and the messages that end pulls
 	var err error
 	if reader.sub, err = reader.link.nc.ChanSubscribe(reader.inbox+".*", reader.came); err != nil {
@@ -59,7 +59,7 @@ func (r *reads) openReader(ctx context.Context, stream string, pos uint64) (*lis
 	// When ctx ends while the server makes the consumer, the consumer would stay behind.
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	_, err = r.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+	_, err = r.conn.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
 		Name: reader.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 10 * time.Second,
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: pos + 1,
 	})
@@ -111,7 +111,7 @@ func (r *listingReader) ask(n int) error {
 	if err != nil {
 		return err
 	}
-	subject := r.core.api + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
+	subject := r.core.conn.api + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
 	r.pulls++
 	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: r.answers(), Data: body}); err != nil {
 		return err
@@ -180,7 +180,7 @@ func (r *listingReader) close(ctx context.Context) {
 	_ = r.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = r.core.js.DeleteConsumer(ctx, r.stream, r.name)
+	_ = r.core.conn.js.DeleteConsumer(ctx, r.stream, r.name)
 }
 
 // listings are the readers that wait for the next page of their listing, and the listings that have
@@ -273,7 +273,7 @@ func (s *listings) tend() {
 	for {
 		var now time.Time
 		select {
-		case <-s.reads.ctx.Done():
+		case <-s.reads.conn.ctx.Done():
 			for _, r := range s.overdue(time.Now(), math.MaxInt) {
 				_ = r.sub.Unsubscribe() // the server finds out the rest
 			}
@@ -281,10 +281,10 @@ func (s *listings) tend() {
 		case now = <-tick.C:
 		}
 		for _, r := range s.overdue(now.Add(-listingIdle), math.MaxInt) {
-			s.close(s.reads.ctx, r)
+			s.close(s.reads.conn.ctx, r)
 		}
 		for _, name := range s.due(now.Add(-listingGrace)) {
-			s.reads.forgetGiven(s.reads.ctx, name)
+			s.reads.forgetGiven(s.reads.conn.ctx, name)
 		}
 	}
 }

@@ -143,7 +143,7 @@ func (g *group) check(f found) {
 		return
 	}
 	g.checking = true
-	g.bus.apart(g.checkAll)
+	g.bus.conn.apart(g.checkAll)
 }
 
 func (g *group) checkAll() {
@@ -168,7 +168,7 @@ func (g *group) checkAll() {
 // report notes a loss, unless another hub has, and tells the members on this hub.
 func (g *group) report(f found) {
 	b := g.bus
-	ctx, cancel := context.WithTimeout(b.ctx, lossWait)
+	ctx, cancel := context.WithTimeout(b.conn.ctx, lossWait)
 	defer cancel()
 	var losses []Loss
 	var err error
@@ -177,7 +177,7 @@ func (g *group) report(f found) {
 	} else {
 		losses, err = b.records.noteLoss(ctx, g, f.gap)
 	}
-	if err != nil && b.ctx.Err() == nil {
+	if err != nil && b.conn.ctx.Err() == nil {
 		b.often.Log(ctx, slog.LevelWarn, "failed to note that a group has lost events; this hub reports them by itself", g.source(),
 			slog.String("topic", g.topic.name), slog.String("group", g.name), slog.Any("error", err))
 	}

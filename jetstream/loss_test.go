@@ -109,7 +109,7 @@ func expire(tb testing.TB, b *Bus) {
 	keep := func(age time.Duration) {
 		tb.Helper()
 		cfg.MaxAge = age
-		if _, err := b.js.UpdateStream(tb.Context(), cfg); err != nil {
+		if _, err := b.conn.js.UpdateStream(tb.Context(), cfg); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -310,7 +310,7 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 				info, err := pub.Group("orders", "g").Backlog(t.Context())
 				return err == nil && info.Leased == 0 && info.Waiting == 0
 			})
-			c, err := pub.js.Consumer(t.Context(), "orders", "g")
+			c, err := pub.conn.js.Consumer(t.Context(), "orders", "g")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -512,7 +512,7 @@ func TestHolesAreNoLoss(t *testing.T) {
 	g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 	fillFrom(t, b, "orders", 1, 20)
 	d := g.next()
-	s, err := b.js.Stream(t.Context(), "orders")
+	s, err := b.conn.js.Stream(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
 	}

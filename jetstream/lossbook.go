@@ -117,7 +117,7 @@ func (r *records) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error)
 		}
 		book.add(w, n)
 		err = r.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
-		if errors.Is(err, errGroupMoved) && r.pause(ctx, bookAgain) == nil {
+		if errors.Is(err, errGroupMoved) && r.conn.pause(ctx, bookAgain) == nil {
 			continue // another hub notes something at this moment
 		}
 		if err != nil {
@@ -133,7 +133,7 @@ const bookAgain = 5 * time.Millisecond
 
 // noteReturned counts events that the group's members gave back and that were removed since.
 func (r *records) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss, error) {
-	info, err := r.findStream(ctx, g.topic.stream.name)
+	info, err := r.conn.findStream(ctx, g.topic.stream.name)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func (r *records) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]
 		book.Lost += n
 		book.AtMS = time.Now().UnixMilli()
 		err = r.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
-		if !errors.Is(err, errGroupMoved) || r.pause(ctx, bookAgain) != nil {
+		if !errors.Is(err, errGroupMoved) || r.conn.pause(ctx, bookAgain) != nil {
 			return losses, err
 		}
 	}
@@ -242,7 +242,7 @@ const leaderBehind = 200 * time.Millisecond
 // what another server has is asked again.
 func (r *records) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, error) {
 	for end := r.clock.now() + int64(leaderBehind); ; {
-		info, err := r.findStream(ctx, t.stream.name)
+		info, err := r.conn.findStream(ctx, t.stream.name)
 		if err != nil {
 			return 0, err
 		}
@@ -253,7 +253,7 @@ func (r *records) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, e
 		if applied && (first > w.after.seq+w.lost || info.Config.Replicas == 1 || r.clock.now() > end) {
 			return first, nil
 		}
-		if err := r.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := r.conn.pause(ctx, 20*time.Millisecond); err != nil {
 			return 0, fmt.Errorf("jetstream: stream %s: its leader is behind: %w", t.stream.name, err)
 		}
 	}
@@ -276,7 +276,7 @@ func (r *records) lossBook(ctx context.Context, t *topicInfo, group string) (los
 // book reads an entry at the leader, and returns its revision; 0 if there is none. What cannot be
 // read counts for nothing.
 func (r *records) book(ctx context.Context, subject string, into any) (uint64, error) {
-	m, err := r.lastBySubject(ctx, "KV_"+retentionBucket, subject)
+	m, err := r.conn.lastBySubject(ctx, "KV_"+retentionBucket, subject)
 	if errors.Is(err, event.ErrNotFound) {
 		return 0, nil
 	}
@@ -297,7 +297,7 @@ func (r *records) putBook(ctx context.Context, subject string, book any, revisio
 		return err
 	}
 	m := &nats.Msg{Subject: subject, Data: value, Header: nats.Header{natsjs.ExpectedLastSubjSeqHeader: {strconv.FormatUint(revision, 10)}}}
-	_, err = r.write(ctx, "KV_"+retentionBucket, m)
+	_, err = r.conn.write(ctx, "KV_"+retentionBucket, m)
 	if keyChanged(err) {
 		return errGroupMoved
 	}

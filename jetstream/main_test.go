@@ -73,7 +73,7 @@ func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []event.Re
 	var receipts []event.Receipt
 	for _, p := range payloads {
 		var opts PublishOptions
-		if l := b.links[0]; l.clustered() {
+		if l := b.conn.links[0]; l.clustered() {
 			id, err := l.newID()
 			if err != nil {
 				tb.Fatal(err)

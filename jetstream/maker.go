@@ -97,7 +97,7 @@ type makerNote struct {
 func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (entry, error) {
 	c := m.core
 	e := entry{subject: makerSubject(client, t, group), client: client}
-	_, err := c.lastBySubject(ctx, "KV_"+makersBucket, e.subject)
+	_, err := c.conn.lastBySubject(ctx, "KV_"+makersBucket, e.subject)
 	if err == nil {
 		return entry{}, nil
 	}
@@ -127,7 +127,7 @@ func (m *makers) write(ctx context.Context, e entry, note makerNote, limit strin
 	if err != nil {
 		return entry{}, err
 	}
-	ack, err := c.write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
+	ack, err := c.conn.write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
 	if err != nil {
 		return entry{}, c.unavailable(fmt.Errorf("jetstream: note who makes a topic or a group: %w", err))
 	}
@@ -207,7 +207,7 @@ func (c *core) askAPI(ctx context.Context, what string, query, into any) error {
 	if err != nil {
 		return err
 	}
-	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) { return c.link().request(ctx, c.api+what, req) })
+	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) { return c.conn.link().request(ctx, c.conn.api+what, req) })
 	if err != nil {
 		return fmt.Errorf("jetstream: %s: %w", what, err)
 	}
@@ -305,7 +305,7 @@ const sweepYoung = 2 * publishWait
 // groupsOf returns the groups of a stream, by the names of their first consumers, and nil for a
 // stream that does not exist.
 func (c *core) groupsOf(ctx context.Context, stream string) (map[string]bool, error) {
-	s, err := c.js.Stream(ctx, stream)
+	s, err := c.conn.js.Stream(ctx, stream)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil, nil
 	}

@@ -131,16 +131,16 @@ func (b *Bus) watchGroups() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.ctx.Done():
+		case <-b.conn.ctx.Done():
 			return
 		case <-tick.C:
 		}
 		now, asked := b.clock.now(), 0
 		b.groups.eachGroup(func(g *group) {
-			g.keepSeen(b.link(), now)
+			g.keepSeen(b.conn.link(), now)
 			if asked < watchBatch && g.due(now) && len(b.groups.membersOf(g)) > 0 {
 				asked++
-				l := b.link()
+				l := b.conn.link()
 				g.ask(l, now, func(*consumerState) { g.putMark(l) })
 			}
 		})
@@ -190,7 +190,7 @@ func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
 
 // storeMark stores a mark, or keeps it to be stored later.
 func (r *records) storeMark(ctx context.Context, subject string, m mark) {
-	reply, err := r.link().requestMsg(ctx, m.message(subject))
+	reply, err := r.conn.link().requestMsg(ctx, m.message(subject))
 	if err == nil {
 		_, err = parsePubAck(reply.Data, "KV_"+marksBucket)
 	}
@@ -338,7 +338,7 @@ func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *genera
 func (r *records) mark(ctx context.Context, t *topicInfo, name string) (*mark, error) {
 	subject := marksSubject(t, name)
 	kept := r.keptMark(subject)
-	msg, err := r.lastBySubject(ctx, "KV_"+marksBucket, subject)
+	msg, err := r.conn.lastBySubject(ctx, "KV_"+marksBucket, subject)
 	if errors.Is(err, event.ErrNotFound) {
 		return kept, nil
 	}

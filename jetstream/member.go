@@ -97,7 +97,7 @@ func (m *member) open() {
 		err = sub.SetPendingLimits(-1, -1) // bounded by what was asked for
 	}
 	if err != nil {
-		m.sub.bus.often.Log(m.sub.bus.ctx, slog.LevelWarn, "failed to subscribe to an inbox for a group; it is tried again when the connection is back", m.group.source(),
+		m.sub.bus.often.Log(m.sub.bus.conn.ctx, slog.LevelWarn, "failed to subscribe to an inbox for a group; it is tried again when the connection is back", m.group.source(),
 			slog.String("topic", m.group.topic.name), slog.Any("error", err))
 		return
 	}
@@ -233,7 +233,7 @@ func (m *member) pull(batch int, now int64) {
 		batch, bytes = 1, int(s.link.nc.MaxPayload())+event.PayloadMargin
 	}
 	var buf [128]byte
-	expires := s.link.pullExpires()
+	expires := pullWait(s.link)
 	if s.keeper != nil {
 		expires = s.bus.owners.pullTime()
 	}
@@ -255,8 +255,8 @@ func (m *member) pull(batch int, now int64) {
 	s.schedule(m.lost)
 }
 
-// pullExpires is how long a pull over the link waits at the server.
-func (l *link) pullExpires() time.Duration {
+// pullWait is how long a pull over the link waits at the server.
+func pullWait(l *link) time.Duration {
 	if l.clustered() {
 		return pullExpiresCluster
 	}
@@ -696,7 +696,7 @@ func (m *member) reattach(deleted bool) {
 				return
 			}
 			s.mu.Unlock()
-			s.bus.often.Log(s.bus.ctx, slog.LevelWarn, "failed to join a group again; retrying", old.source(), slog.String("topic", old.topic.name), slog.Any("error", err))
+			s.bus.often.Log(s.bus.conn.ctx, slog.LevelWarn, "failed to join a group again; retrying", old.source(), slog.String("topic", old.topic.name), slog.Any("error", err))
 			select {
 			case <-time.After(wait):
 			case <-s.ctx.Done():
@@ -708,7 +708,7 @@ func (m *member) reattach(deleted bool) {
 
 // reset tells the subscriber that the group had to start anew, and may have missed events.
 func (s *Subscription) reset(m *member, topic, why string) {
-	s.bus.often.Log(s.bus.ctx, slog.LevelWarn, "group starts anew and may have missed events", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.String("reason", why))
+	s.bus.often.Log(s.bus.conn.ctx, slog.LevelWarn, "group starts anew and may have missed events", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.String("reason", why))
 	m.obs.Reset()
 	if s.opts.OnReset == nil {
 		return

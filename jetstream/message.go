@@ -25,23 +25,23 @@ type storedMsg struct {
 
 // lastBySubject reads the newest message of a subject at the stream's leader: it sees every
 // confirmed publish, which a direct get from a replica does not.
-func (c *core) lastBySubject(ctx context.Context, stream, subject string) (*storedMsg, error) {
-	return c.getMsg(ctx, stream, map[string]any{"last_by_subj": subject})
+func (p *pool) lastBySubject(ctx context.Context, stream, subject string) (*storedMsg, error) {
+	return p.getMsg(ctx, stream, map[string]any{"last_by_subj": subject})
 }
 
-func (c *core) getMsg(ctx context.Context, stream string, query map[string]any) (*storedMsg, error) {
+func (p *pool) getMsg(ctx context.Context, stream string, query map[string]any) (*storedMsg, error) {
 	req, err := json.Marshal(query)
 	if err != nil {
 		return nil, err
 	}
 	m, err := again(ctx, func(ctx context.Context) (*storedMsg, error) {
 		for {
-			reply, err := c.link().request(ctx, c.api+"STREAM.MSG.GET."+stream, req)
+			reply, err := p.link().request(ctx, p.api+"STREAM.MSG.GET."+stream, req)
 			if err != nil {
 				return nil, err
 			}
 			m, err := parseStored(reply)
-			if !leaderless(err) || c.pause(ctx, getPause) != nil {
+			if !leaderless(err) || p.pause(ctx, getPause) != nil {
 				return m, err
 			}
 		}

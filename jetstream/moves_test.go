@@ -328,7 +328,7 @@ func (h *movesHub) close() {
 
 // kill ends a hub without a word: its connections are cut first.
 func (h *movesHub) kill() {
-	for _, l := range h.bus.links {
+	for _, l := range h.bus.conn.links {
 		l.nc.Close()
 	}
 	h.close()

@@ -204,7 +204,7 @@ func TestNativeMapAfterACut(t *testing.T) {
 	}
 	for i := range 3 {
 		name := "late" + strconv.Itoa(i)
-		if err := bus.links[0].nc.ForceReconnect(); err != nil {
+		if err := bus.conn.links[0].nc.ForceReconnect(); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := m.js.CreateOrUpdateConsumer(t.Context(), objectName("map.a"), natsjs.ConsumerConfig{Durable: name}); err != nil {

@@ -215,8 +215,8 @@ func (o *orderedGroup) run() {
 		switch {
 		case errors.Is(err, errGroupMoved):
 			pause = 10 * time.Millisecond
-		case err != nil && o.bus.ctx.Err() == nil:
-			o.bus.often.Log(o.bus.ctx, slog.LevelWarn, "cannot find the owner of an ordered group; retrying", o.group.source(), slog.String("topic", o.group.topic.name), slog.String("group", o.group.name), slog.Any("error", err))
+		case err != nil && o.bus.conn.ctx.Err() == nil:
+			o.bus.often.Log(o.bus.conn.ctx, slog.LevelWarn, "cannot find the owner of an ordered group; retrying", o.group.source(), slog.String("topic", o.group.topic.name), slog.String("group", o.group.name), slog.Any("error", err))
 			pause = max(pause, 250*time.Millisecond)
 		}
 		if pause > 0 {
@@ -232,16 +232,16 @@ func (o *orderedGroup) rest(most time.Duration) {
 	select {
 	case <-o.wake:
 	case <-t.C:
-	case <-o.bus.ctx.Done():
+	case <-o.bus.conn.ctx.Done():
 	}
 }
 
 // turn looks who owns the group, and becomes its owner or a guest of it for as long as that goes.
 func (o *orderedGroup) turn() (pause time.Duration, err error) {
-	if o.bus.ctx.Err() != nil {
+	if o.bus.conn.ctx.Err() != nil {
 		return 10 * time.Millisecond, nil // the members leave
 	}
-	ctx, cancel := context.WithTimeout(o.bus.ctx, publishWait)
+	ctx, cancel := context.WithTimeout(o.bus.conn.ctx, publishWait)
 	defer cancel()
 	e, err := o.bus.owners.read(ctx, o.key)
 	if err != nil {
@@ -295,7 +295,7 @@ func (b *Bus) stopOrderings(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		b.cancel()
+		b.conn.cancel()
 		<-done
 	}
 }

@@ -135,7 +135,7 @@ func (w *owner) serve(wait time.Duration) {
 		case brokenLost, brokenGone:
 			on = false
 		case brokenHole:
-			w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "somebody else pulls from the consumer of an ordered group; deliveries stop until what they have has ended", w.group.source(),
+			w.bus.often.Log(w.bus.conn.ctx, slog.LevelWarn, "somebody else pulls from the consumer of an ordered group; deliveries stop until what they have has ended", w.group.source(),
 				slog.String("topic", w.group.topic.name), slog.String("group", w.group.name))
 			w.bus.obs.LimitReached("ordered_foreign_pull")
 			on = w.pause(w.group.fence.ackWait)
@@ -168,7 +168,7 @@ func (w *owner) pause(wait time.Duration) bool {
 
 // giveUp says that another hub may begin after wait, or at once.
 func (w *owner) giveUp(wait time.Duration) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.ctx), settleWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.conn.ctx), settleWait)
 	defer cancel()
 	w.entry.Clean, w.entry.Wait = wait <= 0, max(wait, 0)
 	if _, err := w.bus.owners.write(ctx, w.o.key, w.entry); err != nil {
@@ -193,7 +193,7 @@ func (w *owner) rest(wait time.Duration) broken {
 // state looks whether the owner may go on.
 func (w *owner) state(now int64) broken {
 	switch {
-	case w.bus.ctx.Err() != nil || !w.bus.owners.valid(now):
+	case w.bus.conn.ctx.Err() != nil || !w.bus.owners.valid(now):
 		return brokenLost
 	case w.needless(now):
 		return brokenIdle
@@ -282,7 +282,7 @@ func (w *owner) removed(d *Delivery) {
 // listen pulls, gathers and lends, and returns why it has ended. Nothing is held then.
 func (w *owner) listen() broken {
 	w.why.Store(int32(brokenNot))
-	ctx, cancel := context.WithTimeout(w.bus.ctx, publishWait)
+	ctx, cancel := context.WithTimeout(w.bus.conn.ctx, publishWait)
 	entry, err := w.bus.owners.read(ctx, w.o.key)
 	if err == nil && (entry.Hub != w.entry.Hub || entry.Term != w.entry.Term) {
 		cancel()
@@ -311,7 +311,7 @@ func (w *owner) listen() broken {
 	}
 	cancel()
 	if err != nil {
-		w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "cannot pull for an ordered group; retrying", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Any("error", err))
+		w.bus.often.Log(w.bus.conn.ctx, slog.LevelWarn, "cannot pull for an ordered group; retrying", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Any("error", err))
 		return brokenCut
 	}
 	w.o.mu.Lock()
@@ -345,16 +345,16 @@ func (w *owner) calm() broken {
 func (w *owner) subscribe(order uint64, window int) error {
 	b := w.bus
 	s := &Subscription{
-		bus: b, link: b.link(), group: w.group.name, handler: w.arrive, byID: make(map[string]*Delivery), paused: true, keeper: w,
+		bus: b, link: b.conn.link(), group: w.group.name, handler: w.arrive, byID: make(map[string]*Delivery), paused: true, keeper: w,
 		opts: SubscribeOptions{BatchSize: ownerBatch, MaxInFlight: window, AckTimeout: maxAckTimeout, MaxLease: maxAckTimeout, MaxAttempts: NeverGiveUp},
 	}
-	for range b.links {
+	for range b.conn.links {
 		if s.link.up.Load() {
 			break
 		}
-		s.link = b.link()
+		s.link = b.conn.link()
 	}
-	s.ctx, s.cancel = context.WithCancel(b.ctx)
+	s.ctx, s.cancel = context.WithCancel(b.conn.ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
 	w.sub, w.main = s, &member{sub: s, group: b.groups.share(w.group), obs: event.NopObserver{}}
@@ -445,7 +445,7 @@ func (w *owner) seatsLocked() []*seat {
 
 // end ends the subscription, and reports whether the server has taken all that was given back.
 func (w *owner) end(giveBack bool) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.ctx), settleWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.conn.ctx), settleWait)
 	defer cancel()
 	s := w.sub
 	if !giveBack {
@@ -544,7 +544,7 @@ func (w *owner) await(wait time.Duration, tick *time.Ticker) bool {
 	case <-timer:
 	case <-tick.C:
 		return true
-	case <-w.bus.ctx.Done():
+	case <-w.bus.conn.ctx.Done():
 	}
 	return false
 }
@@ -576,7 +576,7 @@ func (w *owner) room(missing int) {
 // gather ends the time in which nothing is lent, once all that the server waits for is here. Until
 // then an older event of a key may still be at the server. It reports whether something arrived.
 func (w *owner) gather(late bool) (more bool) {
-	ctx, cancel := context.WithTimeout(w.bus.ctx, noteWait)
+	ctx, cancel := context.WithTimeout(w.bus.conn.ctx, noteWait)
 	defer cancel()
 	info, err := w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
 	if err != nil {
@@ -595,7 +595,7 @@ func (w *owner) gather(late bool) (more bool) {
 		return more
 	}
 	if late && here < info.NumAckPending {
-		w.bus.often.Log(w.bus.ctx, slog.LevelWarn, "an ordered group goes on before all was delivered again that was not settled", w.group.source(), slog.String("topic", w.group.topic.name),
+		w.bus.often.Log(w.bus.conn.ctx, slog.LevelWarn, "an ordered group goes on before all was delivered again that was not settled", w.group.source(), slog.String("topic", w.group.topic.name),
 			slog.String("group", w.group.name), slog.Int("missing", info.NumAckPending-here))
 	}
 	w.missing.Store(0)

@@ -63,12 +63,12 @@ func TestARepeatedRequestEndsNoSession(t *testing.T) {
 	first := take(t, a, "asked", "g", SubscribeOptions{OrderByKey: true, Slots: 2})
 	w := keeperOf(t, first)
 	heard := make(chan *nats.Msg, 10)
-	sub, err := a.links[0].nc.ChanSubscribe(hubInbox+a.handles.hub+hostSubject, heard)
+	sub, err := a.conn.links[0].nc.ChanSubscribe(hubInbox+a.handles.hub+hostSubject, heard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := a.links[0].nc.Flush(); err != nil {
+	if err := a.conn.links[0].nc.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	_ = take(t, b, "asked", "g", SubscribeOptions{OrderByKey: true})
@@ -89,7 +89,7 @@ func TestARepeatedRequestEndsNoSession(t *testing.T) {
 	for len(heard) > 0 {
 		m = <-heard
 	}
-	if _, err := b.links[0].nc.Request(m.Subject, m.Data, 5*time.Second); err != nil {
+	if _, err := b.conn.links[0].nc.Request(m.Subject, m.Data, 5*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	w.o.mu.Lock()

@@ -421,8 +421,8 @@ func (w *owner) placesLocked() map[string]*spot {
 // giveAgain lends an event of which only the place was kept.
 func (w *owner) giveAgain(l *loan) {
 	up := l.up
-	ctx, cancel := context.WithTimeout(w.bus.ctx, publishWait)
-	m, err := w.bus.getMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
+	ctx, cancel := context.WithTimeout(w.bus.conn.ctx, publishWait)
+	m, err := w.bus.conn.getMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
 	cancel()
 	switch {
 	case errors.Is(err, event.ErrNotFound): // it was removed from the stream

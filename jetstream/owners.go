@@ -82,8 +82,8 @@ func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
 // is gone need not wait when the first member of a group comes.
 func (w *owners) begin() {
 	w.started = w.core.clock.now()
-	w.core.start(w.follow)
-	w.core.start(w.keep)
+	w.core.conn.start(w.follow)
+	w.core.conn.start(w.keep)
 }
 
 // add has a group told when its entry changes, or the lease of a hub ends.
@@ -109,26 +109,26 @@ const (
 
 // follow learns of leases and entries until the bus closes.
 func (w *owners) follow() {
-	for w.core.ctx.Err() == nil {
-		if err := w.watch(); err != nil && w.core.ctx.Err() == nil {
-			w.core.often.Log(w.core.ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
+	for w.core.conn.ctx.Err() == nil {
+		if err := w.watch(); err != nil && w.core.conn.ctx.Err() == nil {
+			w.core.often.Log(w.core.conn.ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
 		}
 		select {
-		case <-w.core.ctx.Done():
+		case <-w.core.conn.ctx.Done():
 		case <-time.After(250 * time.Millisecond):
 		}
 	}
 }
 
 func (w *owners) watch() error {
-	watch, err := w.kv.WatchAll(w.core.ctx)
+	watch, err := w.kv.WatchAll(w.core.conn.ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = watch.Stop() }()
 	for {
 		select {
-		case <-w.core.ctx.Done():
+		case <-w.core.conn.ctx.Done():
 			return nil
 		case e, open := <-watch.Updates():
 			if !open {
@@ -178,7 +178,7 @@ func (w *owners) left(hub string, now int64) time.Duration {
 // look reads the lease of a hub whose renewals were not heard of. They may be late, or lost with
 // the watch.
 func (w *owners) look(ctx context.Context, hub string) error {
-	m, err := w.core.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
+	m, err := w.core.conn.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
 	if errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
@@ -209,7 +209,7 @@ func (w *owners) keep() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-w.core.ctx.Done():
+		case <-w.core.conn.ctx.Done():
 			return
 		case <-tick.C:
 		}
@@ -219,9 +219,9 @@ func (w *owners) keep() {
 		if owned == 0 {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(w.core.ctx, w.lease()*3/10)
-		if err := w.renew(ctx); err != nil && w.core.ctx.Err() == nil {
-			w.core.often.Log(w.core.ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
+		ctx, cancel := context.WithTimeout(w.core.conn.ctx, w.lease()*3/10)
+		if err := w.renew(ctx); err != nil && w.core.conn.ctx.Err() == nil {
+			w.core.often.Log(w.core.conn.ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
 		}
 		cancel()
 	}
@@ -243,7 +243,7 @@ func (w *owners) renew(ctx context.Context) error {
 
 // read reads the entry of a group at the bucket's leader.
 func (w *owners) read(ctx context.Context, key string) (ownership, error) {
-	m, err := w.core.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
+	m, err := w.core.conn.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
 	if errors.Is(err, event.ErrNotFound) {
 		return ownership{}, nil
 	}

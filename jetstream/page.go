@@ -89,7 +89,7 @@ func (r *reads) latestPage(ctx context.Context, t *topicInfo, offset, limit int)
 		if !errors.Is(err, errBehind) || time.Now().After(deadline) {
 			return page, err
 		}
-		if err := r.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := r.conn.pause(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
@@ -105,7 +105,7 @@ type pageRead struct {
 }
 
 func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*event.Event, error) {
-	info, err := p.core.findStream(ctx, p.topic.bucket.stream)
+	info, err := p.core.conn.findStream(ctx, p.topic.bucket.stream)
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +253,7 @@ func (p *pageRead) findStart(ctx context.Context, need uint64) (start, count uin
 
 // count is how many entries there are from seq on, and the sequence of the first of them.
 func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err error) {
-	_, err = p.core.direct(ctx, p.topic.bucket.stream, &directQuery{Seq: seq, Batch: 1}, func(m *storedMsg, pending uint64) error {
+	_, err = p.core.conn.direct(ctx, p.topic.bucket.stream, &directQuery{Seq: seq, Batch: 1}, func(m *storedMsg, pending uint64) error {
 		first, n = m.seq, pending+1
 		return nil
 	})
@@ -279,7 +279,7 @@ func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, 
 	}
 	for n > 0 {
 		q := &directQuery{Seq: start, Batch: int(min(n, maxDirect))}
-		end, err := p.core.direct(ctx, stream, q, func(m *storedMsg, _ uint64) error {
+		end, err := p.core.conn.direct(ctx, stream, q, func(m *storedMsg, _ uint64) error {
 			start = m.seq + 1
 			n--
 			return f(m)

@@ -11,47 +11,6 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// probeWait is how long a probe is waited for before another is sent.
-const probeWait = 2 * time.Second
-
-// probe is a question that is asked again and again, to know that the way to and from somebody is
-// open. Its methods may be called concurrently.
-type probe struct {
-	asked   atomic.Int64 // when the oldest question that was not answered was asked; 0: all were
-	heard   atomic.Int64 // when the newest question that was answered was asked
-	waiting atomic.Bool  // a question is under way
-}
-
-// begin reports whether a question is to be asked now.
-func (p *probe) begin(now int64) bool {
-	if !p.waiting.CompareAndSwap(false, true) {
-		return false
-	}
-	p.asked.CompareAndSwap(0, max(now, 1))
-	return true
-}
-
-// end takes the outcome of the question that was asked at the given time.
-func (p *probe) end(sent int64, answered bool) {
-	if answered {
-		p.heard.Store(max(sent, p.heard.Load()))
-		p.asked.Store(0)
-	}
-	p.waiting.Store(false)
-}
-
-// reset is for a way that is new.
-func (p *probe) reset(now int64) {
-	p.asked.Store(0)
-	p.heard.Store(now)
-}
-
-// silent reports whether a question waits for its answer for longer than limit.
-func (p *probe) silent(now, limit int64) bool {
-	asked := p.asked.Load()
-	return asked != 0 && now-asked > limit
-}
-
 // path is the way over one connection to a group's consumer, wherever in a cluster that is. While
 // it is silent, what subscribers say about deliveries is kept: sent now, it might arrive when the
 // server has given the event to another.
@@ -76,7 +35,7 @@ type settlement struct {
 // no time to ask.
 func (g *group) silent(l *link, now int64) bool {
 	limit := int64(g.fence.silence)
-	return g.paths[l.index].silent(now, limit) || l.echo.silent(now, limit) || now-g.bus.probed.Load() > limit+int64(g.bus.probeEvery())
+	return g.paths[l.index].silent(now, limit) || l.echo.silent(now, limit) || now-g.bus.probed.Load() > limit+int64(g.bus.conn.probeEvery())
 }
 
 // tell sends what the subscriber, or the hub for it, says about a delivery that has ended here;
@@ -226,31 +185,27 @@ func (p *path) forget() {
 	})
 }
 
-// probeEvery is how often each connection, and each consumer of which the hub holds something, is
-// asked.
-func (c *core) probeEvery() time.Duration { return max(margin(c.cfg.AckWait)/5, 10*time.Millisecond) }
-
 // probePaths asks over each connection whether it is open, and each consumer of which the hub holds
 // something whether it hears us, until the bus closes.
 func (b *Bus) probePaths() {
-	tick := time.NewTicker(b.probeEvery())
+	tick := time.NewTicker(b.conn.probeEvery())
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.ctx.Done():
+		case <-b.conn.ctx.Done():
 			return
 		case <-tick.C:
 		}
 		now := b.clock.now()
 		b.probed.Store(now)
-		for _, l := range b.links {
+		for _, l := range b.conn.links {
 			l.probe(now)
 		}
 		b.groups.eachGroup(func(g *group) {
 			for i := range g.paths {
 				g.paths[i].turnAcks(now)
 				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 {
-					g.probe(b.links[i], p, now)
+					g.probe(b.conn.links[i], p, now)
 				}
 			}
 		})
@@ -258,36 +213,10 @@ func (b *Bus) probePaths() {
 			for i := range g.paths {
 				if p := &g.paths[i]; p.keeps() {
 					p.dropLate()
-					g.probe(b.links[i], p, now)
+					g.probe(b.conn.links[i], p, now)
 				}
 			}
 		})
-	}
-}
-
-// probe asks the server, over the connection, for an answer to the hub itself. After a silence, the
-// answer counts when all that came before the answer was received: deliveries wait for their inbox
-// to look at them, and are as old as the silence.
-func (l *link) probe(now int64) {
-	if l.mute || !l.up.Load() || !l.echo.begin(now) {
-		return
-	}
-	answered := func() {
-		l.echo.end(now, true)
-		l.core.linkHooks.heard(l)
-	}
-	err := l.askUntil(&nats.Msg{Subject: echoSubject}, now+int64(probeWait), askerFunc(func(_ *nats.Msg, err error) {
-		switch {
-		case err != nil:
-			l.echo.end(now, false)
-		case now-l.echo.heard.Load() <= 2*int64(l.core.probeEvery()):
-			answered()
-		case l.nc.Barrier(answered) != nil:
-			l.echo.end(now, false)
-		}
-	}))
-	if err != nil {
-		l.echo.end(now, false)
 	}
 }
 
@@ -348,13 +277,4 @@ func (g *group) used() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.acks != ""
-}
-
-// sentSince is a moment after which the server sent what arrives now over the link: the newest that
-// an answer stands for.
-func (l *link) sentSince(now int64) int64 {
-	if l.mute {
-		return now
-	}
-	return min(now, l.echo.heard.Load())
 }

@@ -172,7 +172,7 @@ func (a *admin) apply(ctx context.Context, inv *inventory, s topicStream, planne
 	}
 	// What others have changed since the inventory was taken must not be undone by a configuration
 	// from before.
-	info, err := a.findStream(ctx, s.info.Config.Name)
+	info, err := a.conn.findStream(ctx, s.info.Config.Name)
 	if err != nil {
 		for i := range planned {
 			planned[i].Err = cmp.Or(planned[i].Err, err)
@@ -360,7 +360,7 @@ func (c *core) reportDrift(topic string, rule *topics.Rule, info *natsjs.StreamI
 	for i, change := range changes {
 		drift[i] = change.Field + " is " + change.Have + ", the rule says " + change.Want
 	}
-	c.often.Log(c.ctx, slog.LevelWarn, "stream differs from its rule", topic, slog.String("topic", topic), slog.String("stream", info.Config.Name),
+	c.often.Log(c.conn.ctx, slog.LevelWarn, "stream differs from its rule", topic, slog.String("topic", topic), slog.String("stream", info.Config.Name),
 		slog.String("drift", strings.Join(drift, "; ")))
 }
 

@@ -144,9 +144,9 @@ const applyWait = 10 * time.Millisecond
 // consumer's leader may deliver an event that the stream's leader, another server, has not applied
 // yet: then bySequence waits for it.
 func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*event.Event, error) {
-	m, err := r.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
+	m, err := r.conn.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
 	for errors.Is(err, event.ErrNotFound) {
-		info, infoErr := r.findStream(ctx, t.stream.name)
+		info, infoErr := r.conn.findStream(ctx, t.stream.name)
 		if infoErr != nil {
 			return nil, infoErr
 		}
@@ -158,7 +158,7 @@ func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*even
 				return nil, fmt.Errorf("jetstream: read stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
 			}
 		}
-		if m, err = r.getMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
+		if m, err = r.conn.getMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
 			break
 		}
 	}
@@ -190,7 +190,7 @@ var errStopWalk = errors.New("stop")
 // walk calls f for the stored messages of a topic in order, up to the end of the stream at its
 // beginning: as its leader knows it, whichever replica is read.
 func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*storedMsg) error) error {
-	info, err := r.findStream(ctx, t.stream.name)
+	info, err := r.conn.findStream(ctx, t.stream.name)
 	if err != nil {
 		return r.unavailable(err)
 	}
@@ -212,7 +212,7 @@ func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func
 			return r.unavailable(errBehind)
 		}
 		opts.start, opts.since = next.seq, time.Time{}
-		if err := r.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.conn.pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -283,16 +283,17 @@ func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f f
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = r.js.DeleteConsumer(ctx, t.stream.name, cfg.Name) // else the server drops it in 30 s
+		// else the server drops it in 30 s
+		_ = r.conn.js.DeleteConsumer(ctx, t.stream.name, cfg.Name)
 	}()
-	pulls, err := r.newPuller(t.stream.name, cfg.Name)
+	pulls, err := r.conn.newPuller(t.stream.name, cfg.Name)
 	if err != nil {
 		return failed(err)
 	}
 	defer pulls.close()
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	c, err := r.js.CreateConsumer(making, t.stream.name, cfg)
+	c, err := r.conn.js.CreateConsumer(making, t.stream.name, cfg)
 	if err != nil {
 		return failed(err)
 	}
@@ -388,7 +389,7 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*event.Event
 	case opts.From.kind == atTime:
 		walk.since = farthest(opts.From.at)
 	case opts.From.kind == atID:
-		info, err := r.findStream(ctx, t.stream.name)
+		info, err := r.conn.findStream(ctx, t.stream.name)
 		if err != nil {
 			return r.unavailable(err)
 		}

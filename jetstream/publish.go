@@ -112,7 +112,7 @@ func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, o
 }
 
 func (p *publishing) newPublisher(client string) *Publisher {
-	return &Publisher{publishing: p, link: p.link(), client: client}
+	return &Publisher{publishing: p, link: p.conn.link(), client: client}
 }
 
 // PublishAsync sends the event and returns. done is called exactly once, from a goroutine of the
@@ -149,7 +149,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	if err != nil {
 		return err
 	}
-	if p.publishing.closing() {
+	if p.publishing.conn.closing() {
 		return event.ErrClosed
 	}
 	if err := opts.Validate(); err != nil {
@@ -260,7 +260,7 @@ func (o *PublishOptions) checkAdded(topic, source string) error {
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns
 // the topic if this hub has met it, else nil. A comparison with a schema counts for the client.
 func (p *publishing) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *topicInfo, err error) {
-	limit := p.maxPayload
+	limit := p.conn.maxPayload
 	var compacted bool
 	if t = p.streams.known(topic); t != nil {
 		limit, compacted = t.maxPayload, t.bucket != nil
@@ -397,8 +397,8 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 	return nil
 }
 
-// answer is called by the link with the stream's ack.
-func (w *outgoingEvent) answer(reply *nats.Msg, err error) {
+// Answer is called by the link with the stream's ack.
+func (w *outgoingEvent) Answer(reply *nats.Msg, err error) {
 	p, s := w.p, w.topic.stream
 	w.done(p.publishing.confirmed(w.topic, w.id, reply, err, w.sent))
 	w.release()
@@ -440,7 +440,7 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 		if err == nil {
 			t.stream.ready[p.link.index].Store(true)
 		}
-		p.publishing.apart(func() { // the caller may hold a lock that done takes
+		p.publishing.conn.apart(func() { // the caller may hold a lock that done takes
 			w.done(r, err)
 			w.free()
 			p.release(t.stream)
@@ -474,7 +474,7 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 		if refused.ErrCode == errIDInProcess {
 			return fail("the event store has not finished with an event of the same id: the outcome is unknown; repeat it with the id", err)
 		}
-		p.often.Log(p.ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
+		p.often.Log(p.conn.ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
 		if storeFull(refused.ErrCode, refused.Description) {
 			t.obs.PublishFailed()
 			t.stream.headroom.set(true) // until NATS is asked again
@@ -484,7 +484,7 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 	}
 	if strayed, ok := errors.AsType[*strayedError](err); ok {
 		p.streams.forget(t.stream) // the next publish looks where the topic is
-		p.often.Log(p.ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
+		p.often.Log(p.conn.ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
 			slog.String("topic", t.name), slog.String("stream", t.stream.name), slog.String("other", strayed.stream))
 		return fail("the event was stored outside the topic, which has lost its stream: nothing is in the topic", err)
 	}

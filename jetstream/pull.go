@@ -26,13 +26,13 @@ const maxPull = 1_000
 // newPuller makes a puller of a consumer, which may be made later. The caller closes it. It asks
 // over the connection over which the consumer is made: the servers behind others may learn of the
 // consumer later.
-func (c *core) newPuller(stream, consumer string) (*puller, error) {
-	p := &puller{link: c.links[0], subject: c.api + "CONSUMER.MSG.NEXT." + stream + "." + consumer, inbox: nats.NewInbox()}
+func (p *pool) newPuller(stream, consumer string) (*puller, error) {
+	r := &puller{link: p.links[0], subject: p.api + "CONSUMER.MSG.NEXT." + stream + "." + consumer, inbox: nats.NewInbox()}
 	// all that may come, so that nothing is ever dropped
-	p.batches = make(chan *nats.Msg, maxPull+2)
+	r.batches = make(chan *nats.Msg, maxPull+2)
 	var err error
-	p.sub, err = p.link.nc.ChanSubscribe(p.inbox, p.batches)
-	return p, err
+	r.sub, err = r.link.nc.ChanSubscribe(r.inbox, r.batches)
+	return r, err
 }
 
 func (p *puller) close() { _ = p.sub.Unsubscribe() } // it fails where the connection is closed

@@ -51,7 +51,7 @@ func (m *member) takeQueue(queue string) {
 			if errors.Is(err, event.ErrNotFound) {
 				return // the group was deleted, or moved on: its member hears of that
 			}
-			s.bus.often.Log(s.bus.ctx, slog.LevelWarn, "failed to join the events that were put back to a group; retrying", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.Any("error", err))
+			s.bus.often.Log(s.bus.conn.ctx, slog.LevelWarn, "failed to join the events that were put back to a group; retrying", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.Any("error", err))
 			select {
 			case <-time.After(wait):
 			case <-s.ctx.Done():
@@ -171,7 +171,7 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 			b.soon.add(func() { d.removeLetter(began, then) })
 			return
 		}
-		b.often.Log(b.ctx, slog.LevelWarn, "failed to remove a dead letter whose event was put back; the event is given back", d.Event.Topic+"::"+s.group, slog.String("topic", d.Event.Topic), slog.String("group", s.group), slog.Any("error", err))
+		b.often.Log(b.conn.ctx, slog.LevelWarn, "failed to remove a dead letter whose event was put back; the event is given back", d.Event.Topic+"::"+s.group, slog.String("topic", d.Event.Topic), slog.String("group", s.group), slog.Any("error", err))
 		s.mu.Lock()
 		if d.index >= 0 {
 			d.unseen, d.unseenNak, d.bounced = true, true, true
@@ -182,7 +182,7 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 		then()
 	}
 	ask := func(what string, body []byte, answered func(*nats.Msg)) {
-		msg := &nats.Msg{Subject: b.api + what + d.letter.stream, Data: body}
+		msg := &nats.Msg{Subject: b.conn.api + what + d.letter.stream, Data: body}
 		err := s.link.askUntil(msg, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
 			if err == nil && noResponders(reply) {
 				err = nats.ErrNoResponders

@@ -65,4 +65,4 @@ func TestQuestionsAgainstAMap(t *testing.T) {
 
 type sentinel struct{ int64 }
 
-func (*sentinel) answer(*nats.Msg, error) {}
+func (*sentinel) Answer(*nats.Msg, error) {}

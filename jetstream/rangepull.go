@@ -64,13 +64,13 @@ func (r *reads) openRangePull(ctx context.Context, stream string, from uint64, s
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	link := r.link()
+	link := r.conn.link()
 	if link.cluster.Load() {
 		// The consumer is made over this connection. Servers behind others may learn of it later.
-		link = r.links[0]
+		link = r.conn.links[0]
 	}
 	p := &rangePull{core: r.core, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
-	p.subject = r.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
+	p.subject = r.conn.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
 	p.came = make(chan *nats.Msg, 4*p.batch+16) // and what ends pulls
 	var err error
 	if p.sub, err = p.link.nc.ChanSubscribe(p.inbox+".*", p.came); err != nil {
@@ -79,7 +79,7 @@ func (r *reads) openRangePull(ctx context.Context, stream string, from uint64, s
 	// When ctx ends while the server makes the consumer, the consumer would stay behind.
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	_, err = r.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+	_, err = r.conn.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
 		Name: p.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: pullForgotten,
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), FilterSubjects: subjects,
 	})
@@ -240,7 +240,7 @@ func (p *rangePull) wait(ctx context.Context) (*nats.Msg, error) {
 		return m, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-p.core.ctx.Done():
+	case <-p.core.conn.ctx.Done():
 		return nil, event.ErrClosed
 	case <-p.silence.C:
 		return nil, fmt.Errorf("%w: the server is silent", errFeedCut)
@@ -253,5 +253,5 @@ func (p *rangePull) close(ctx context.Context) {
 	_ = p.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = p.core.js.DeleteConsumer(ctx, p.stream, p.name)
+	_ = p.core.conn.js.DeleteConsumer(ctx, p.stream, p.name)
 }

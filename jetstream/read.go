@@ -158,7 +158,7 @@ func (r *Range) name(ctx context.Context) error {
 	}
 	var newest *storedMsg
 	for _, subject := range subjects {
-		m, err := b.lastBySubject(ctx, t.stream.name, subject)
+		m, err := b.conn.lastBySubject(ctx, t.stream.name, subject)
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
@@ -205,7 +205,7 @@ var errRangeEnded = errors.New("jetstream: a range was read")
 
 // run reads the range, and begins again where it was when it is cut off.
 func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) bool) error {
-	if r.reads.closing() {
+	if r.reads.conn.closing() {
 		return event.ErrClosed
 	}
 	for failed := 0; ; {
@@ -218,7 +218,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 			return ErrDropped
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case r.reads.ctx.Err() != nil:
+		case r.reads.conn.ctx.Err() != nil:
 			return event.ErrClosed
 		}
 		if failed++; r.next > began {
@@ -227,7 +227,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 		if failed == readAgain {
 			return r.reads.unavailable(err)
 		}
-		if err := r.reads.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.reads.conn.pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 		if err := r.same(ctx); err != nil {
@@ -238,7 +238,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 
 // same returns ErrDropped when the stream was created again since the range was found.
 func (r *rangeRead) same(ctx context.Context) error {
-	info, err := r.reads.findStream(ctx, r.topic.stream.name)
+	info, err := r.reads.conn.findStream(ctx, r.topic.stream.name)
 	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(r.topic.stream.created) {
 		return ErrDropped
 	}
@@ -283,7 +283,7 @@ func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*stor
 		m := window[i]
 		if m.seq > next && !r.loose {
 			if !known {
-				info, err := r.reads.findStream(ctx, r.topic.stream.name)
+				info, err := r.reads.conn.findStream(ctx, r.topic.stream.name)
 				if err != nil {
 					return 0, err
 				}

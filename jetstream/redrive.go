@@ -303,7 +303,7 @@ func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.letters.ctx.Done():
+		case <-r.letters.conn.ctx.Done():
 			return event.ErrClosed
 		}
 	}
@@ -338,7 +338,7 @@ func (r *redrive) tell() error {
 
 // current reads a letter at the leader of its stream. It returns nil when the letter is gone.
 func (r *redrive) current(ctx context.Context, l *Letter) (*Letter, error) {
-	m, err := r.letters.getMsg(ctx, l.Stream, map[string]any{"seq": l.Sequence})
+	m, err := r.letters.conn.getMsg(ctx, l.Stream, map[string]any{"seq": l.Sequence})
 	if errors.Is(err, event.ErrNotFound) || err == nil && m.time.UnixNano() != l.StoredAt {
 		return nil, nil //nolint:nilnil // it is gone
 	}
@@ -398,7 +398,7 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 		if err != nil {
 			return nil, "", err
 		}
-		m, err := r.letters.getMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
+		m, err := r.letters.conn.getMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
 		if errors.Is(err, event.ErrNotFound) || err == nil && (subjectTopic(m.subject) != l.Topic || m.time.UnixNano() != l.Event.StoredAt) {
 			return nil, lost, nil
 		}

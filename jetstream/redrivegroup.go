@@ -38,7 +38,7 @@ func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
 			return err
 		}
 		if len(left) > 0 {
-			if err := r.letters.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
+			if err := r.letters.conn.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
 				return err
 			}
 		}
@@ -123,7 +123,7 @@ func (r *redrive) look(ctx context.Context, batch []*Letter) (out []*putting, la
 
 // copied reports whether a queue has the copy of a letter.
 func (r *redrive) copied(ctx context.Context, queue string, l *Letter) (bool, error) {
-	_, err := r.letters.lastBySubject(ctx, putBackStream, queueSubject(queue)+l.ref().token())
+	_, err := r.letters.conn.lastBySubject(ctx, putBackStream, queueSubject(queue)+l.ref().token())
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
@@ -145,7 +145,7 @@ type putting struct {
 // send publishes copies that expect to follow each other behind the given sequence.
 func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 	d := r.letters
-	l := d.link()
+	l := d.conn.link()
 	type answer struct {
 		i   int
 		err error

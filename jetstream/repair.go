@@ -87,14 +87,14 @@ type repair struct {
 }
 
 func (r *repair) run(ctx context.Context) error {
-	source, err := r.admin.findStream(ctx, r.topic.stream.name)
+	source, err := r.admin.conn.findStream(ctx, r.topic.stream.name)
 	if err != nil {
 		return err
 	}
 	if err := r.admin.streams.ensureBucket(ctx, r.topic, &source.Config); err != nil {
 		return err
 	}
-	info, err := r.admin.findStream(ctx, r.topic.bucket.stream)
+	info, err := r.admin.conn.findStream(ctx, r.topic.bucket.stream)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) error {
 	cfg := r.cfg
 	cfg.Sources = append([]*natsjs.StreamSource{r.topic.bucket.source(r.topic.name, r.topic.stream.name)}, beside...)
-	if _, err := r.admin.js.UpdateStream(ctx, cfg); err != nil {
+	if _, err := r.admin.conn.js.UpdateStream(ctx, cfg); err != nil {
 		return fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, r.topic.name, err)
 	}
 	return nil
@@ -159,7 +159,7 @@ func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) erro
 // takes long the repair goes on, for what the source brings later replaces them too.
 func (r *repair) awaitSource(ctx context.Context) error {
 	return r.poll(ctx, func() (bool, error) {
-		info, err := r.admin.findStream(ctx, r.topic.bucket.stream)
+		info, err := r.admin.conn.findStream(ctx, r.topic.bucket.stream)
 		if err != nil {
 			return false, err
 		}
@@ -179,7 +179,7 @@ func (r *repair) poll(ctx context.Context, f func() (bool, error)) error {
 		if done, err := f(); done || err != nil {
 			return err
 		}
-		if err := r.admin.pause(ctx, 50*time.Millisecond); err != nil {
+		if err := r.admin.conn.pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -241,7 +241,7 @@ func (r *repair) foreign(ctx context.Context) error {
 // the caller wants it.
 func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if k.event != "" {
-		m, err := r.admin.lastBySubject(ctx, r.topic.stream.name, k.event)
+		m, err := r.admin.conn.lastBySubject(ctx, r.topic.stream.name, k.event)
 		if err == nil {
 			k.seq = m.seq
 			return nil
@@ -253,7 +253,7 @@ func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if !r.opts.RemoveForeign {
 		return nil
 	}
-	handle, err := r.admin.js.Stream(ctx, r.topic.bucket.stream)
+	handle, err := r.admin.conn.js.Stream(ctx, r.topic.bucket.stream)
 	if err != nil {
 		return err
 	}
@@ -317,7 +317,7 @@ func (r *repair) awaitKeys(ctx context.Context, keys []*foreignKey, newest bool)
 func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, error) {
 	var newestSeq uint64
 	if newest {
-		m, err := r.admin.lastBySubject(ctx, r.topic.stream.name, k.event)
+		m, err := r.admin.conn.lastBySubject(ctx, r.topic.stream.name, k.event)
 		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return false, err
 		}
@@ -325,7 +325,7 @@ func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, e
 			newestSeq = m.seq
 		}
 	}
-	m, err := r.admin.lastBySubject(ctx, r.topic.bucket.stream, k.subject)
+	m, err := r.admin.conn.lastBySubject(ctx, r.topic.bucket.stream, k.subject)
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}

@@ -57,7 +57,7 @@ func ofProgram(info *natsjs.StreamInfo) bool {
 // copies are complete. Clients publish and consume meanwhile.
 func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	b := n.bus
-	handle, err := b.js.Stream(ctx, c.Stream)
+	handle, err := b.conn.js.Stream(ctx, c.Stream)
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", c.Stream, err)
 	}
@@ -66,17 +66,17 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	update := func(ctx context.Context) (natsjs.Stream, error) {
 		return b.admin.changeStream(ctx, c.Stream, func(cfg *natsjs.StreamConfig) { cfg.Replicas = c.Want })
 	}
-	if _, err := whenUp(ctx, b.core, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
+	if _, err := whenUp(ctx, b.conn, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
 		return fmt.Errorf("stream %s: %w; check that the cluster has %d servers with JetStream", c.Stream, err, c.Want)
 	}
 	ctx, cancel := context.WithTimeout(ctx, replicasWait)
 	defer cancel()
 	for {
-		info, err := b.findStream(ctx, c.Stream)
+		info, err := b.conn.findStream(ctx, c.Stream)
 		if err == nil && complete(info, c.Want) && b.admin.followed(ctx, handle, c.Want) {
 			return nil
 		}
-		if waited := b.pause(ctx, positionPause); waited != nil {
+		if waited := b.conn.pause(ctx, positionPause); waited != nil {
 			return fmt.Errorf("stream %s: its copies are not complete yet: %w", c.Stream, waited)
 		}
 	}
@@ -85,13 +85,13 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 // changeStream changes the present settings of a stream once: a change that is repeated keeps what
 // others have changed meanwhile.
 func (a *admin) changeStream(ctx context.Context, name string, set func(*natsjs.StreamConfig)) (natsjs.Stream, error) {
-	info, err := a.findStream(ctx, name)
+	info, err := a.conn.findStream(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	cfg := info.Config
 	set(&cfg)
-	return a.js.UpdateStream(ctx, cfg)
+	return a.conn.js.UpdateStream(ctx, cfg)
 }
 
 // complete reports whether a stream has so many copies, and each is up to date.

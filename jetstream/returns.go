@@ -57,7 +57,7 @@ func (r *returns) add(b *Bus, back returned, lost bool) {
 	}
 	if !r.busy {
 		r.busy = true
-		b.apart(func() { r.run(b) })
+		b.conn.apart(func() { r.run(b) })
 	}
 }
 
@@ -107,7 +107,7 @@ func (r *returns) send(b *Bus, back returned) {
 		for _, d := range ds {
 			d.sendInTime(nakNow)
 		}
-		ctx, cancel := context.WithTimeout(b.ctx, noteWait)
+		ctx, cancel := context.WithTimeout(b.conn.ctx, noteWait)
 		// An error is no answer in time; then others need not wait for longer.
 		_, _ = back.s.link.request(ctx, back.g.keepAliveSubject(), progress)
 		cancel()
@@ -115,7 +115,7 @@ func (r *returns) send(b *Bus, back returned) {
 		if pause != nil {
 			select {
 			case <-pause:
-			case <-b.ctx.Done():
+			case <-b.conn.ctx.Done():
 			}
 		}
 	}
@@ -182,7 +182,7 @@ func (r *records) noteMany(back returned) {
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
-		case <-r.ctx.Done():
+		case <-r.conn.ctx.Done():
 			return
 		}
 	}
@@ -195,11 +195,11 @@ func (r *records) noteMany(back returned) {
 // tryNoteMany adds the events to the entry about many, unless another hub does so at this moment.
 // It returns those for which the entry has no room.
 func (r *records) tryNoteMany(back returned) (left []*Delivery, err error) {
-	ctx, cancel := context.WithTimeout(r.ctx, noteWait)
+	ctx, cancel := context.WithTimeout(r.conn.ctx, noteWait)
 	defer cancel()
 	g, l := back.g, back.s.link
 	subject := g.sparedSubject()
-	reply, err := l.request(ctx, r.api+"STREAM.MSG.GET.KV_"+attemptsBucket, []byte(`{"last_by_subj":"`+subject+`"}`))
+	reply, err := l.request(ctx, r.conn.api+"STREAM.MSG.GET.KV_"+attemptsBucket, []byte(`{"last_by_subj":"`+subject+`"}`))
 	if err != nil {
 		return nil, err
 	}

@@ -96,7 +96,7 @@ func TestGivingBackManyTakesOneNote(t *testing.T) {
 	publish(t, a, "many", numbers(events)...)
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events}
 	notes := func() uint64 {
-		s, err := a.js.Stream(t.Context(), "KV_"+attemptsBucket)
+		s, err := a.conn.js.Stream(t.Context(), "KV_"+attemptsBucket)
 		if err != nil {
 			t.Fatal(err)
 		}

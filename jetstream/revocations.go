@@ -44,7 +44,7 @@ func (r Revocations) Put(ctx context.Context, key string, value []byte, life tim
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	msg := &nats.Msg{Subject: r.bucket().subject(key), Data: value}
-	_, err := r.core.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().stream()), natsjs.WithMsgTTL(max(life, time.Second).Round(time.Second)))
+	_, err := r.core.conn.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().stream()), natsjs.WithMsgTTL(max(life, time.Second).Round(time.Second)))
 	if api, ok := errors.AsType[*natsjs.APIError](err); ok && strings.Contains(api.Description, "maximum messages exceeded") {
 		return ErrRevocationsFull
 	}

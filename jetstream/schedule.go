@@ -157,7 +157,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	info, err := p.findStream(ctx, delayedStream)
+	info, err := p.conn.findStream(ctx, delayedStream)
 	made := false
 	if errors.Is(err, event.ErrNotFound) && create {
 		info, made, err = k.create(ctx)
@@ -170,14 +170,14 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 	}
 	if !info.Config.AllowMsgSchedules {
 		if made { // by a server that ignores the setting
-			if err := p.js.DeleteStream(ctx, delayedStream); err != nil {
+			if err := p.conn.js.DeleteStream(ctx, delayedStream); err != nil {
 				p.log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", delayedStream), slog.Any("error", err))
 			}
 		}
 		k.none = p.clock.now()
 		return nil, errNoSchedules
 	}
-	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, p.limits.PublishInFlight), ready: make([]atomic.Bool, len(p.links)), headroom: p.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
+	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, p.limits.PublishInFlight), ready: make([]atomic.Bool, len(p.conn.links)), headroom: p.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:
@@ -191,9 +191,9 @@ func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made b
 	if err := p.streams.awaitGone(ctx, delayedStream); err != nil {
 		return nil, false, err
 	}
-	s, err := p.js.CreateStream(ctx, scheduleConfig(&p.cfg))
+	s, err := p.conn.js.CreateStream(ctx, scheduleConfig(&p.cfg))
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-		info, err = p.findStream(ctx, delayedStream)
+		info, err = p.conn.findStream(ctx, delayedStream)
 		return info, false, err
 	}
 	if err != nil {
@@ -259,7 +259,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 
 // count returns how many messages the stream has under a filter.
 func (k *schedules) count(ctx context.Context, filter string) (n int, err error) {
-	_, err = k.publishing.direct(ctx, delayedStream, &directQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *storedMsg, pending uint64) error {
+	_, err = k.publishing.conn.direct(ctx, delayedStream, &directQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *storedMsg, pending uint64) error {
 		n = int(pending) + 1 //nolint:gosec // far fewer
 		return nil
 	})
@@ -379,7 +379,7 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 	if err := validateID(id); err != nil {
 		return err
 	}
-	if publishing.closing() {
+	if publishing.conn.closing() {
 		return event.ErrClosed
 	}
 	if _, err := publishing.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
@@ -401,7 +401,7 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 // hubs look for cancellations after they have received an event, and note which they have met.
 func (k *schedules) cancel(ctx context.Context, name string) error {
 	p := k.publishing
-	waits, err := p.lastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
+	waits, err := p.conn.lastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
 	if err != nil {
 		return err
 	}
@@ -415,7 +415,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	due, err := p.lastBySubject(ctx, delayedStream, duePrefix+"*."+name)
+	due, err := p.conn.lastBySubject(ctx, delayedStream, duePrefix+"*."+name)
 	switch {
 	case err == nil && due.header.Get(headerScheduleID) == schedule:
 		if due.seq < at {
@@ -428,7 +428,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 		return nil
 	}
 	// a hub has had it
-	met, err := p.lastBySubject(ctx, delayedStream, mark)
+	met, err := p.conn.lastBySubject(ctx, delayedStream, mark)
 	if err != nil {
 		return err
 	}
@@ -444,7 +444,7 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 	if dropped {
 		h[headerDropped] = []string{"1"}
 	}
-	ack, err := k.publishing.write(ctx, delayedStream, &nats.Msg{Subject: subject, Header: h})
+	ack, err := k.publishing.conn.write(ctx, delayedStream, &nats.Msg{Subject: subject, Header: h})
 	if err != nil {
 		return 0, fmt.Errorf("jetstream: store a cancellation: %w", err)
 	}
@@ -456,14 +456,14 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 func (k *schedules) remove(ctx context.Context, seq uint64) (bool, error) {
 	p := k.publishing
 	query := []byte(`{"no_erase":true,"seq":` + strconv.FormatUint(seq, 10) + `}`)
-	reply, err := p.link().request(ctx, p.api+"STREAM.MSG.DELETE."+delayedStream, query)
+	reply, err := p.conn.link().request(ctx, p.conn.api+"STREAM.MSG.DELETE."+delayedStream, query)
 	if err != nil {
 		return false, fmt.Errorf("jetstream: remove a schedule: %w", err)
 	}
 	removed, err := parseRemoved(reply)
 	if _, refused := errors.AsType[*apiError](err); refused {
 		// The server has several errors for a message that is not there.
-		_, absent := p.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
+		_, absent := p.conn.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
 		if errors.Is(absent, event.ErrNotFound) {
 			return false, nil
 		}

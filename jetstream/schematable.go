@@ -193,21 +193,21 @@ func (t *schemaTable) open(ctx context.Context) error {
 // load follows the bucket from the first call on, and waits until all that was there is known. A
 // bus that needs no schemas has no bucket.
 func (t *schemaTable) load(ctx context.Context) error {
-	if t.schemas.closing() {
+	if t.schemas.conn.closing() {
 		return event.ErrClosed
 	}
 	t.follow.Do(func() {
-		t.schemas.start(func() {
-			t.bucket().follow(t.schemas.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
+		t.schemas.conn.start(func() {
+			t.bucket().follow(t.schemas.conn.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
 		})
-		t.schemas.start(t.answer)
+		t.schemas.conn.start(t.answer)
 	})
 	ctx, cancel := context.WithTimeout(ctx, t.schemas.cfg.openWait)
 	defer cancel()
 	select {
 	case <-t.full:
 		return nil
-	case <-t.schemas.ctx.Done():
+	case <-t.schemas.conn.ctx.Done():
 		return event.ErrClosed
 	case <-ctx.Done():
 		return t.schemas.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
@@ -266,7 +266,7 @@ func (t *schemaTable) answer() {
 		select {
 		case q := <-t.wanted:
 			q.done <- t.ask(&q)
-		case <-t.schemas.ctx.Done():
+		case <-t.schemas.conn.ctx.Done():
 			return
 		}
 	}
@@ -278,7 +278,7 @@ func (t *schemaTable) ask(q *look) bool {
 		return true
 	}
 	began := t.schemas.clock.now()
-	ctx, cancel := context.WithTimeout(t.schemas.ctx, lookWait)
+	ctx, cancel := context.WithTimeout(t.schemas.conn.ctx, lookWait)
 	defer cancel()
 	if _, err := t.catchUp(ctx, q.name); err != nil {
 		q.of.failed.Store(t.schemas.clock.now())
@@ -304,7 +304,7 @@ func (t *schemaTable) saw(key string, value []byte) {
 		c, err = t.compile(&v)
 	}
 	if err != nil {
-		t.schemas.often.Log(t.schemas.ctx, slog.LevelWarn, "a schema in the registry cannot be used", key, slog.String("key", key), slog.Any("error", err))
+		t.schemas.often.Log(t.schemas.conn.ctx, slog.LevelWarn, "a schema in the registry cannot be used", key, slog.String("key", key), slog.Any("error", err))
 		return
 	}
 	t.add(c)
@@ -378,7 +378,7 @@ func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, err
 	for {
 		set := t.set(name)
 		key := schemaKey(name, set.latest()+1)
-		m, err := t.schemas.lastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
+		m, err := t.schemas.conn.lastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
 		if errors.Is(err, event.ErrNotFound) {
 			return set, nil
 		}
@@ -411,7 +411,7 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()
 	msg := &nats.Msg{Subject: t.bucket().subject(schemaKey(v.Topic, v.Version)), Data: value}
-	_, err = t.schemas.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().stream()), natsjs.WithExpectLastSequencePerSubject(0))
+	_, err = t.schemas.conn.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().stream()), natsjs.WithExpectLastSequencePerSubject(0))
 	if errors.Is(movedOr(err), errGroupMoved) {
 		return errSchemaTaken
 	}

@@ -152,9 +152,9 @@ func (v *SchemaView) castBy(ctx context.Context, e *event.Event, cast castFunc) 
 		return fmt.Errorf("jetstream: cast an event: %w", ctx.Err())
 	case err != nil:
 		return castFailed(err, from, set.latest())
-	case len(doc) > max(v.table.schemas.maxPayload, len(e.Payload)):
+	case len(doc) > max(v.table.schemas.conn.maxPayload, len(e.Payload)):
 		return &event.Error{Code: CodeSchemaInvalid, Msg: "the event has " + strconv.Itoa(len(doc)) + " bytes in version " + strconv.Itoa(to) + "; at most " +
-			strconv.Itoa(v.table.schemas.maxPayload) + " are allowed"}
+			strconv.Itoa(v.table.schemas.conn.maxPayload) + " are allowed"}
 	case !ValidPayload(doc):
 		return &event.Error{Code: CodeSchemaInvalid, Msg: "the event in version " + strconv.Itoa(to) + " is not JSON, or is nested too deeply"}
 	}

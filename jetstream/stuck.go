@@ -41,7 +41,7 @@ func (b *Bus) lookForStuck() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.ctx.Done():
+		case <-b.conn.ctx.Done():
 			return
 		case <-tick.C:
 		}
@@ -180,7 +180,7 @@ func (g *group) judge(now int64, state stuckState) {
 	g.mu.Unlock()
 	// The server knows that it is asked, or has been asked once more.
 	if sure && (state.asks > 0 || g.askedSince(began, now-int64(stuckPrompt/2))) {
-		g.bus.apart(func() { g.declare(state) })
+		g.bus.conn.apart(func() { g.declare(state) })
 	}
 }
 
@@ -188,7 +188,7 @@ func (g *group) judge(now int64, state stuckState) {
 // server counts may have been removed.
 func (g *group) declare(state stuckState) {
 	b := g.bus
-	ctx, cancel := context.WithTimeout(b.ctx, lossWait)
+	ctx, cancel := context.WithTimeout(b.conn.ctx, lossWait)
 	defer cancel()
 	oldest, err := b.reads.nextStored(ctx, g.topic, &walkOptions{}, max(state.newest, g.first-1))
 	if err != nil || oldest == nil {

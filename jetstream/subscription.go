@@ -250,10 +250,10 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 		return nil, err
 	}
 	s := &Subscription{
-		bus: b, link: b.link(), group: group, opts: opts, handler: handler, workers: w,
+		bus: b, link: b.conn.link(), group: group, opts: opts, handler: handler, workers: w,
 		byID: make(map[string]*Delivery), paused: true,
 	}
-	s.ctx, s.cancel = context.WithCancel(b.ctx)
+	s.ctx, s.cancel = context.WithCancel(b.conn.ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
 	err := b.subscriptions.reserve()

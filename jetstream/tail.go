@@ -50,7 +50,7 @@ func (t *tail) follow(ctx context.Context) error {
 	case t.created.IsZero():
 		t.created, t.present = topic.stream.created, state.LastSeq
 	}
-	feed, pending, err := t.reads.openFeed(ctx, topic.stream.name, natsjs.ConsumerConfig{
+	feed, pending, err := t.reads.conn.openFeed(ctx, topic.stream.name, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: t.after + 1, FilterSubjects: topic.filters(),
 	})
 	if err != nil {

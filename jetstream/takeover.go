@@ -261,7 +261,7 @@ func (b *Bus) heldOf(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInf
 	if len(held) != info.NumAckPending {
 		return nil, false, nil
 	}
-	s, err := b.findStream(ctx, t.stream.name)
+	s, err := b.conn.findStream(ctx, t.stream.name)
 	if err != nil || s.State.NumDeleted > 0 {
 		return nil, false, err
 	}
@@ -315,7 +315,7 @@ const nakAdvisory = "$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED."
 
 // refusals refuses the events behind the ack floor, and returns those that the server waited for.
 func (b *Bus) refusals(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo) ([]uint64, error) {
-	l := b.link()
+	l := b.conn.link()
 	// the server waits for no more; twice, as events may be refused again by others
 	advisories := make(chan *nats.Msg, 2*info.NumAckPending+1)
 	sub, err := l.nc.ChanSubscribe(nakAdvisory+t.stream.name+"."+info.Name, advisories)

@@ -131,7 +131,7 @@ func (m *repairsModel) confirm(hubs []*movesHub) {
 	sure := true
 	for _, h := range hubs {
 		h.bus.groups.eachGroup(func(g *group) {
-			for _, l := range h.bus.links {
+			for _, l := range h.bus.conn.links {
 				ctx, cancel := context.WithTimeout(context.Background(), wait)
 				if _, err := l.request(ctx, g.keepAliveSubject(), progress); err != nil {
 					sure = false
@@ -221,7 +221,7 @@ func repairsRun(t *testing.T, url, topic string, random *rand.Rand) {
 		if random.IntN(3) == 0 { // a hub is killed
 			i := random.IntN(2)
 			m.forget()
-			for _, l := range hubs[i].bus.links {
+			for _, l := range hubs[i].bus.conn.links {
 				l.nc.Close()
 			}
 			m.work.Unlock()

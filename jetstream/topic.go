@@ -151,7 +151,8 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 		}
 		wait, busy := s.topics.making[name]
 		if !busy {
-			if !s.beginWork() { // a server that stops while it makes a stream leaves half of one
+			// a server that stops while it makes a stream leaves half of one
+			if !s.conn.beginWork() {
 				s.topics.mu.Unlock()
 				return nil, event.ErrClosed
 			}
@@ -159,7 +160,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 			s.topics.making[name] = wait
 			s.topics.mu.Unlock()
 			t, err := s.makeTopic(ctx, name, client)
-			s.endWork()
+			s.conn.endWork()
 			s.topics.mu.Lock()
 			if err == nil {
 				s.topics.keep(t, s.limits.Topics)
@@ -189,7 +190,7 @@ func (s *streams) existing(ctx context.Context, name string) (*topicInfo, error)
 		return nil, err
 	}
 	rule := s.rules.Of(name)
-	info, err := s.findStream(ctx, rule.StreamName(name))
+	info, err := s.conn.findStream(ctx, rule.StreamName(name))
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, event.ErrNotFound
 	}
@@ -252,7 +253,7 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Ru
 		found = &stream{
 			name: info.Config.Name, family: native.IsFamily(name, info.Config.Name, info.Config.Subjects), created: native.StreamMade(info), room: s.roomFor(&info.Config),
 			keep: s.newKeeping(rule, &info.Config), headroom: s.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1)),
-			slots: make(chan struct{}, s.limits.PublishInFlight), ready: make([]atomic.Bool, len(s.links)),
+			slots: make(chan struct{}, s.limits.PublishInFlight), ready: make([]atomic.Bool, len(s.conn.links)),
 		}
 		if keep {
 			s.topics.streams[found.name] = found // makeTopic has looked at the limit
@@ -264,7 +265,7 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Ru
 	s.topics.mu.Unlock()
 	t := &topicInfo{
 		name: name, stream: found, subject: plainSubject(name), keyed: "." + name, obs: event.NopObserver{},
-		maxPayload: s.maxPayload, dead: isDead(name),
+		maxPayload: s.conn.maxPayload, dead: isDead(name),
 	}
 	if keep {
 		t.obs = s.obs.Topic(name) // reads count nothing, and must not fill the table of labels
@@ -284,25 +285,13 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Ru
 	return t, nil
 }
 
-// findStream returns ErrNotFound for a stream that does not exist.
-func (c *core) findStream(ctx context.Context, name string) (*natsjs.StreamInfo, error) {
-	s, err := c.js.Stream(ctx, name)
-	if errors.Is(err, natsjs.ErrStreamNotFound) {
-		return nil, event.ErrNotFound
-	}
-	if err != nil {
-		return nil, fmt.Errorf("jetstream: stream %s: %w", name, err)
-	}
-	return s.CachedInfo(), nil
-}
-
 func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInfo, error) {
 	rule := s.rules.Of(name)
 	streamName := rule.StreamName(name)
 	if err := s.tooManyStreams(streamName); err != nil {
 		return nil, err
 	}
-	info, err := s.findStream(ctx, streamName)
+	info, err := s.conn.findStream(ctx, streamName)
 	switch {
 	case err == nil:
 		s.reserved.drop(streamName)
@@ -360,14 +349,14 @@ func (s *streams) createStream(ctx context.Context, topic string, rule *topics.R
 		return nil, s.unavailable(err)
 	}
 	cfg.MaxConsumers = s.limits.StreamGroups + ownConsumers
-	made, err := s.js.CreateStream(ctx, cfg)
+	made, err := s.conn.js.CreateStream(ctx, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		cfg.MaxConsumers = -1 // the account has a smaller limit
-		made, err = s.js.CreateStream(ctx, cfg)
+		made, err = s.conn.js.CreateStream(ctx, cfg)
 	}
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		// Another hub made it at the same moment, with other settings: theirs count.
-		info, ferr := s.findStream(ctx, cfg.Name)
+		info, ferr := s.conn.findStream(ctx, cfg.Name)
 		if ferr != nil {
 			return nil, s.unavailable(ferr)
 		}
@@ -416,18 +405,6 @@ func (k *topicTable) missing(stream string, now int64) {
 	k.gone[stream] = now
 }
 
-// Codes of the server's errors: of those that pass by themselves, and of those that do not.
-const (
-	codeUnavailable = 503
-	codeRefused     = 400
-)
-
-// passing reports whether an error of the server passes by itself.
-func passing(err error) bool {
-	refused, ok := errors.AsType[*natsjs.APIError](err)
-	return ok && (refused.Code == codeUnavailable || refused.ErrorCode == errNoPeers)
-}
-
 // notMade wraps the failure to make a stream.
 func (s *streams) notMade(err error) error {
 	refused, ok := errors.AsType[*natsjs.APIError](err)
@@ -444,15 +421,12 @@ func (s *streams) notMade(err error) error {
 	return &event.Error{Code: code, Msg: "the event store refuses to make this topic: an operator finds the reason in the log", Err: fmt.Errorf("%w: %w", event.ErrNoStream, err)}
 }
 
-// errNoPeers is the server's error when too few servers of a cluster are up for a stream.
-const errNoPeers natsjs.ErrorCode = 10005
-
 // unavailable wraps a failure of NATS so that a client learns no more than that.
 func (c *core) unavailable(err error) error {
 	if _, ok := errors.AsType[*event.Error](err); ok {
 		return err
 	}
-	if c.closing() {
+	if c.conn.closing() {
 		return event.ErrClosed
 	}
 	return &event.Error{Code: event.CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}

@@ -104,7 +104,7 @@ func (c *core) unavailableOrNil(err error) error {
 
 func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState) (*TopicInfo, error) {
 	a := t.admin
-	stream, err := a.findStream(ctx, at.stream.name)
+	stream, err := a.conn.findStream(ctx, at.stream.name)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (a *admin) ends(ctx context.Context, t *topicInfo) (first, last *event.Even
 	}
 	newest := m
 	for _, subject := range subjects {
-		switch m, err := a.lastBySubject(ctx, t.stream.name, subject); {
+		switch m, err := a.conn.lastBySubject(ctx, t.stream.name, subject); {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return nil, nil, err
@@ -209,7 +209,7 @@ func (a *admin) count(ctx context.Context, t *topicInfo, state natsjs.StreamStat
 	if !t.stream.family {
 		return state.Msgs, nil
 	}
-	s, err := a.js.Stream(ctx, t.stream.name)
+	s, err := a.conn.js.Stream(ctx, t.stream.name)
 	if err != nil {
 		return 0, err
 	}
@@ -369,7 +369,7 @@ func (a *admin) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (re
 		if !book.Stream.Equal(t.stream.created) {
 			book = purgeBook{Stream: t.stream.created}
 		}
-		info, err := a.findStream(ctx, t.stream.name)
+		info, err := a.conn.findStream(ctx, t.stream.name)
 		if err != nil {
 			return 0, err
 		}
@@ -378,7 +378,7 @@ func (a *admin) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (re
 		}
 		book.Purges = append(book.Purges, purged{From: info.State.FirstSeq, To: before})
 		err = a.records.putBook(ctx, purgeSubject(t.stream.name), &book, rev)
-		if errors.Is(err, errGroupMoved) && a.pause(ctx, bookAgain) == nil {
+		if errors.Is(err, errGroupMoved) && a.conn.pause(ctx, bookAgain) == nil {
 			continue
 		}
 		if err != nil {
@@ -456,7 +456,7 @@ func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	if err != nil {
 		return err
 	}
-	if err := admin.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+	if err := admin.conn.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return err
 	}
 	admin.streams.forget(at.stream)
@@ -489,7 +489,7 @@ func notedOf(stream string) [][2]string {
 
 // marked reports whether the stream that a mark says was deleted is there.
 func (a *admin) marked(ctx context.Context, stream string, mark generation) (bool, error) {
-	info, err := a.findStream(ctx, stream)
+	info, err := a.conn.findStream(ctx, stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
@@ -541,7 +541,7 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 			return false, err
 		}
 		if still {
-			if err := a.pause(ctx, 20*time.Millisecond); err != nil {
+			if err := a.conn.pause(ctx, 20*time.Millisecond); err != nil {
 				return false, fmt.Errorf("jetstream: stream %s is marked as deleted, and is still there: %w", stream, err)
 			}
 			continue
@@ -551,7 +551,7 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 			if _, known := ends[s[0]]; known {
 				continue
 			}
-			info, err := a.findStream(ctx, "KV_"+s[0])
+			info, err := a.conn.findStream(ctx, "KV_"+s[0])
 			if err != nil {
 				return false, err
 			}
@@ -565,12 +565,12 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 			continue
 		}
 		bucket := newBucket(mark.Unfinished).stream
-		switch info, err := a.findStream(ctx, bucket); {
+		switch info, err := a.conn.findStream(ctx, bucket); {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return false, err
 		case info.Config.Metadata[bucketTopic] == mark.Unfinished: // else it is somebody's own
-			if err := a.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+			if err := a.conn.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 				return false, err
 			}
 		}

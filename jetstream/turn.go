@@ -45,7 +45,7 @@ func (k turnKind) subject(stream string) string {
 // otherwise leaves the note to its age.
 func (r *records) takeTurn(ctx context.Context, kind turnKind, stream string) (*turn, error) {
 	t := &turn{records: r, stream: stream, subject: kind.subject(stream) + rand.Text()}
-	ack, err := r.write(ctx, "KV_"+retentionBucket, &nats.Msg{Subject: t.subject})
+	ack, err := r.conn.write(ctx, "KV_"+retentionBucket, &nats.Msg{Subject: t.subject})
 	if err != nil {
 		t.end(ctx) // the note may have been stored
 		return nil, err
@@ -58,7 +58,7 @@ func (r *records) takeTurn(ctx context.Context, kind turnKind, stream string) (*
 func (t *turn) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
 	defer cancel()
-	if err := t.records.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.records.ctx.Err() == nil {
+	if err := t.records.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.records.conn.ctx.Err() == nil {
 		t.records.often.Log(ctx, slog.LevelWarn, "failed to take back a note; others wait for it until it is old", t.stream,
 			slog.String("note", t.subject), slog.Duration("age", turnAge), slog.Any("error", err))
 	}
@@ -76,7 +76,7 @@ func (t *turn) first(ctx context.Context, other turnKind) (bool, error) {
 		if m == nil || m.seq >= t.seq {
 			return true, nil
 		}
-		info, err := r.findStream(ctx, "KV_"+retentionBucket)
+		info, err := r.conn.findStream(ctx, "KV_"+retentionBucket)
 		if err != nil {
 			return false, err
 		}
@@ -104,7 +104,7 @@ func (r *records) turnOfMove(ctx context.Context, t *topicInfo) (*turn, error) {
 			return mine, nil
 		}
 		if err == nil {
-			err = r.pause(ctx, turnLook)
+			err = r.conn.pause(ctx, turnLook)
 		}
 		if err != nil {
 			mine.end(ctx)

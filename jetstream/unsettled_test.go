@@ -19,7 +19,7 @@ func blockReplies(t *testing.T, l *link) (release func()) {
 	t.Helper()
 	ch := make(chan struct{})
 	in := make(chan struct{})
-	if err := l.ask(&nats.Msg{Subject: echoSubject}, l.core.clock.now(), askerFunc(func(*nats.Msg, error) { close(in); <-ch })); err != nil {
+	if err := l.ask(&nats.Msg{Subject: echoSubject}, l.pool.clock.now(), askerFunc(func(*nats.Msg, error) { close(in); <-ch })); err != nil {
 		t.Fatal(err)
 	}
 	<-in
@@ -40,7 +40,7 @@ func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
 	publish(t, b, "t", "unsettled")
 	<-time.After(time.Second) // the time under test
 	g := k.sub.members[0].group
-	if err := b.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	<-time.After(500 * time.Millisecond) // the time under test
@@ -102,7 +102,7 @@ func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 	<-arrived
 	other := take(t, b, "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second})
 	g := k.sub.members[0].group
-	if err := b.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(10 * time.Second)
@@ -173,7 +173,7 @@ func TestALetterThatIsNotStoredLosesNoEvent(t *testing.T) {
 func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	l := b.links[0]
+	l := b.conn.links[0]
 	subject := "$KV." + attemptsBucket + ".s.g.0.1"
 	b.records.keepNote(spareNote{subject, note{spared: 1}}) // no leader then: the connection stays
 	done := make(chan struct{})
@@ -181,7 +181,7 @@ func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 	<-done
 	b.records.saveUnsaved(l)             // the connection breaks and comes back, some time later
 	<-time.After(100 * time.Millisecond) // the time under test
-	m, err := b.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
+	m, err := b.conn.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
 	if err != nil || string(m.data) != "5" {
 		t.Fatalf("the bucket says %s, %v", m.data, err)
 	}
@@ -233,7 +233,7 @@ func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 	if k.sub, err = b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest, Topics: []string{"b"}, MaxInFlight: 1, Paused: true}, func(h *Held) { k.ch <- h }); err != nil {
 		t.Fatal(err)
 	}
-	c, err := b.js.Consumer(t.Context(), "a", "g")
+	c, err := b.conn.js.Consumer(t.Context(), "a", "g")
 	if err != nil {
 		t.Fatal(err)
 	}

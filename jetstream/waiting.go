@@ -60,7 +60,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 	var page DelayedPage
 	left := uint64(0)
 	query := &directQuery{Seq: from, Batch: limit, NextBySubj: waitPrefix + "*." + objectName(t.name) + ".*"}
-	_, err := a.direct(ctx, delayedStream, query, func(m *storedMsg, pending uint64) error {
+	_, err := a.conn.direct(ctx, delayedStream, query, func(m *storedMsg, pending uint64) error {
 		left, from = pending, m.seq+1
 		subject := m.header.Get(headerTarget)
 		at, err := time.Parse("@at "+time.RFC3339Nano, m.header.Get(headerSchedule))

@@ -103,14 +103,14 @@ func (w *watch) follow(ctx context.Context) error {
 			return err
 		}
 	}
-	feed, _, err := w.reads.openFeed(ctx, w.topic.bucket.stream, natsjs.ConsumerConfig{
+	feed, _, err := w.reads.conn.openFeed(ctx, w.topic.bucket.stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: w.bucketSeq + 1, FilterSubjects: w.subjects(),
 	})
 	if err != nil {
 		return err
 	}
 	defer feed.close(ctx)
-	if info, err = w.reads.findStream(ctx, w.topic.bucket.stream); err != nil {
+	if info, err = w.reads.conn.findStream(ctx, w.topic.bucket.stream); err != nil {
 		return err
 	}
 	if !native.StreamMade(info).Equal(w.created) {
@@ -147,7 +147,7 @@ func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 		if w.topic.bucket == nil {
 			return nil, notCompacted(w.name)
 		}
-		if info, err = w.reads.findStream(ctx, w.topic.bucket.stream); !errors.Is(err, event.ErrNotFound) {
+		if info, err = w.reads.conn.findStream(ctx, w.topic.bucket.stream); !errors.Is(err, event.ErrNotFound) {
 			break
 		}
 		w.reads.streams.forgetBucket(w.topic)

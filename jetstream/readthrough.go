@@ -1,0 +1,176 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"eventhub/jetstream/event"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+)
+
+// readAgain bounds how often a read that does not come forward begins again.
+const readAgain = 5
+
+// readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment
+// of the call. What is cut off goes on where it was.
+func (c *core) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*storedMsg) error) error {
+	info, err := c.conn.findStream(ctx, stream)
+	if err != nil {
+		return err
+	}
+	return c.readTo(ctx, stream, from, info.State.LastSeq, headersOnly, f)
+}
+
+// readTo is readThrough to a given end.
+func (c *core) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) error {
+	for failed := 0; from <= end; {
+		next, err := c.readOn(ctx, stream, from, end, headersOnly, f)
+		if err == nil && next <= end {
+			next, err = c.readRest(ctx, stream, next, end, f)
+		}
+		if err == nil && next <= end { // a replica has no more: what does the leader say?
+			var left *storedMsg
+			if left, err = c.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.seq <= end {
+				err = errBehind
+			}
+		}
+		switch own, stops := errors.AsType[*stopError](err); {
+		case err == nil:
+			return nil
+		case stops:
+			return own.err
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, natsjs.ErrStreamNotFound):
+			return event.ErrNotFound
+		}
+		if failed++; next > from {
+			failed = 0
+		}
+		if from = next; failed == readAgain {
+			return err
+		}
+		if err := c.conn.pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readRest reads by direct gets from a sequence on, until a replica has no more or is beyond end.
+// It returns the sequence to go on with. Unlike a consumer's count of what is pending, the end of a
+// direct get is exact.
+func (c *core) readRest(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, err error) {
+	for more := true; more && from <= end; {
+		var got directEnd
+		if from, got, err = c.readBatch(ctx, stream, directQuery{Seq: from}, end, f); err != nil {
+			break
+		}
+		more = got.pending > 0
+	}
+	return from, err
+}
+
+// readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond
+// all that the replica had, if it had any of them.
+func (c *core) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, got directEnd, err error) {
+	if next = q.Seq; q.MultiLast == nil && q.Batch == 0 {
+		q.Batch = maxDirect
+	}
+	got, err = c.conn.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {
+		if m.seq > end {
+			return errStopWalk
+		}
+		if err := f(m); err != nil {
+			return &stopError{err}
+		}
+		next = m.seq + 1
+		return nil
+	})
+	switch {
+	case errors.Is(err, errStopWalk):
+		return end + 1, directEnd{}, nil
+	case err == nil && got.pending == 0:
+		next = max(next, got.upTo+1)
+	}
+	return max(next, got.last+1), got, err // last: that of a message that cannot be read
+}
+
+// stopError is an error of a reader's own function.
+type stopError struct{ err error }
+
+func (e *stopError) Error() string { return e.err.Error() }
+
+// readOn reads through a consumer, from a sequence on, and returns the one to go on with: beyond
+// end when nothing is left up to there. It is not when the server's count said that nothing is
+// left: that takes off what is replaced at once, and adds what replaces it a little later, so it
+// may be too low for a moment.
+func (c *core) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) (uint64, error) {
+	r, pending, err := c.conn.openFeed(ctx, stream, natsjs.ConsumerConfig{
+		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: headersOnly,
+	})
+	if err != nil {
+		return from, err
+	}
+	defer r.close(ctx)
+	for pending > 0 && from <= end {
+		m, left, err := r.next(ctx, feedHeartbeat)
+		if errors.Is(err, errIdle) {
+			if pending, err = r.pending(ctx); err != nil {
+				return from, err
+			}
+			continue // what was counted may have been removed meanwhile
+		}
+		if err != nil {
+			return from, err
+		}
+		if m.seq > end {
+			return end + 1, nil
+		}
+		if err := f(m); err != nil {
+			return from, &stopError{err}
+		}
+		from, pending = m.seq+1, left
+	}
+	return from, nil
+}
+
+// keepReading calls follow again and again, until ctx or the bus ends, or what it returns is no
+// passing failure: a reader's own error, one that a client may be told, or one of final. reached
+// says how far it came.
+func (c *core) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
+	if c.conn.closing() {
+		return event.ErrClosed
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.conn.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
+	const first, longest = 50 * time.Millisecond, 2 * time.Second
+	for wait := first; ; {
+		came := reached()
+		err := follow(ctx)
+		own, stops := errors.AsType[*stopError](err)
+		known, isKnown := errors.AsType[*event.Error](err)
+		switch {
+		case stops:
+			return own.err
+		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
+			return err
+		case c.conn.ctx.Err() != nil:
+			return event.ErrClosed
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case isKnown && known.Code != event.CodeInternal:
+			return err
+		}
+		if wait = min(2*wait, longest); reached() > came {
+			wait = first
+		}
+		c.often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
+		_ = c.conn.pause(ctx, wait) // why it ended is looked at above
+	}
+}
