@@ -193,11 +193,6 @@ func TestCredentialsFile(t *testing.T) {
 
 func TestAServerThatLacksSomethingIsRefused(t *testing.T) {
 	t.Parallel()
-	for version, old := range map[string]bool{"2.10.29": true, "2.11.0": false, "2.15.2": false, "3.0.0": false, "1.4.1": true, "": true, "two": true} {
-		if tooOld(version) != old {
-			t.Errorf("%q: too old is %v", version, !old)
-		}
-	}
 	for what, c := range map[string]struct {
 		opts *natsserver.Options
 		want string

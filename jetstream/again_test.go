@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/natstest"
 )
 
@@ -40,7 +41,7 @@ func TestAQuestionToAStreamWithoutLeader(t *testing.T) {
 	answered := make(chan time.Time, 1)
 	go func() {
 		for t.Context().Err() == nil {
-			_, err := b.conn.findStream(t.Context(), "t")
+			_, err := b.conn.FindStream(t.Context(), "t")
 			if err == nil {
 				break
 			}
@@ -147,7 +148,7 @@ func TestAWriteToABucketWithoutLeader(t *testing.T) {
 		if err == nil {
 			return
 		}
-		if took := time.Since(began); took < publishWait {
+		if took := time.Since(began); took < conn.PublishWait {
 			t.Fatalf("the write failed after %v: %v", took, err)
 		}
 	}
@@ -160,18 +161,18 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
 	const stream = "KV_" + retentionBucket
-	s, err := b.conn.js.Stream(t.Context(), stream)
+	s, err := b.conn.JS.Stream(t.Context(), stream)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := s.CachedInfo().Config
-	if err := b.conn.js.DeleteStream(t.Context(), stream); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
 	msg := &nats.Msg{Subject: "$KV." + retentionBucket + ".test"}
 	for patience := 50 * time.Millisecond; ; patience *= 2 { // a slow machine answers late
 		soon, cancel := context.WithTimeout(t.Context(), patience)
-		_, err := b.conn.write(soon, stream, msg)
+		_, err := b.conn.Write(soon, stream, msg)
 		cancel()
 		if errors.Is(err, nats.ErrNoResponders) {
 			break
@@ -181,19 +182,19 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 		}
 	}
 	sent := func() (n uint64) {
-		for _, l := range b.conn.links {
-			n += l.nc.Stats().OutMsgs
+		for _, l := range b.conn.Links {
+			n += l.NC.Stats().OutMsgs
 		}
 		return n
 	}
 	before := sent()
 	stored := make(chan error, 1)
 	go func() {
-		_, err := b.conn.write(t.Context(), stream, msg)
+		_, err := b.conn.Write(t.Context(), stream, msg)
 		stored <- err
 	}()
 	eventually(t, "it is sent again", func() bool { return sent() > before+2 })
-	if _, err := b.conn.js.CreateStream(t.Context(), cfg); err != nil {
+	if _, err := b.conn.JS.CreateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-stored; err != nil {
@@ -213,7 +214,7 @@ func TestRestoreBeforeAllServersAreUp(t *testing.T) {
 			return nil
 		}
 		now := time.Now()
-		if !first.CompareAndSwap(nil, &now) && now.Sub(*first.Load()) > openWait/2+askFirst/2 {
+		if !first.CompareAndSwap(nil, &now) && now.Sub(*first.Load()) > openWait/2+conn.AskFirst/2 {
 			return nil
 		}
 		refused.Add(1)

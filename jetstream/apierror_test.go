@@ -4,7 +4,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
@@ -49,10 +48,10 @@ func TestJetStreamErrorsAreCounted(t *testing.T) {
 	}
 
 	before := seen.of(int(natsjs.JSErrCodeStreamNotFound))
-	if _, err := b.conn.js.Stream(t.Context(), "missing"); err == nil {
+	if _, err := b.conn.JS.Stream(t.Context(), "missing"); err == nil {
 		t.Fatal("there is such a stream")
 	}
-	if _, err := b.conn.link().request(t.Context(), b.conn.api+"STREAM.INFO.missing", nil); err != nil {
+	if _, err := b.conn.Link().Request(t.Context(), b.conn.API+"STREAM.INFO.missing", nil); err != nil {
 		t.Fatal(err)
 	}
 	if n := seen.of(int(natsjs.JSErrCodeStreamNotFound)) - before; n < 2 {
@@ -68,7 +67,7 @@ func TestJetStreamErrorsAreCounted(t *testing.T) {
 		t.Error("a publish that a full stream refused was not counted")
 	}
 	before = seen.of(event.NoResponders)
-	if _, err := b.conn.link().request(t.Context(), "nobody.listens", nil); err != nil {
+	if _, err := b.conn.Link().Request(t.Context(), "nobody.listens", nil); err != nil {
 		t.Fatal(err)
 	}
 	if seen.of(event.NoResponders) == before {
@@ -76,28 +75,6 @@ func TestJetStreamErrorsAreCounted(t *testing.T) {
 	}
 	if seen.of(12345) != 0 {
 		t.Error("a payload was taken for an error")
-	}
-}
-
-// An answer with a stored message in its head or body has no error.
-func TestErrorsInAnswers(t *testing.T) {
-	t.Parallel()
-	for data, want := range map[string]int{
-		`{"stream":"s","seq":1}`: 0,
-		`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"},"stream":"s","seq":0}`:              10071,
-		`{"type":"io.nats.jetstream.api.v1.stream_info_response","error":{"code":404,"err_code":10059,"description":"…"}}`: 10059,
-		`{"type":"io.nats.jetstream.api.v1.stream_info_response","error":{"code":500}}`:                                    500,
-		`{"type":"io.nats.jetstream.api.v1.consumer_info_response","config":{"metadata":{"a":"\"error\":{\"code\":1}"}}}`:  0,
-		`{"error":{`: 0,
-		``:           0,
-	} {
-		if got := errorCode(&nats.Msg{Data: []byte(data)}); got != want {
-			t.Errorf("%s: %d, want %d", data, got, want)
-		}
-	}
-	stored := &nats.Msg{Data: []byte(`{"error":{"err_code":1}}`), Header: nats.Header{"Nats-Stream": []string{"s"}}}
-	if got := errorCode(stored); got != 0 {
-		t.Errorf("a stored message is the error %d", got)
 	}
 }
 

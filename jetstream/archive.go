@@ -55,7 +55,7 @@ type copiedStream struct {
 
 // readConsumers reads what the consumers of a stream have settled.
 func (k *backups) readConsumers(ctx context.Context, from *copiedStream) ([]keptConsumer, error) {
-	handle, err := k.conn.js.Stream(ctx, from.name)
+	handle, err := k.conn.JS.Stream(ctx, from.name)
 	if err != nil {
 		return nil, err
 	}

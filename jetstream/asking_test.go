@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // askAgain returns the first answer to any of its questions, and ends the others before it returns.
@@ -34,7 +36,7 @@ func TestAskAgain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var asked, open atomic.Int64
 				begin := time.Now()
-				got, err := askAgain(t.Context(), 3*time.Second, func(ctx context.Context) (int, error) {
+				got, err := conn.AskAgain(t.Context(), 3*time.Second, func(ctx context.Context) (int, error) {
 					open.Add(1)
 					defer open.Add(-1)
 					if n := int(asked.Add(1)); n == c.answered {
@@ -62,7 +64,7 @@ func TestAskAgainUntilItsCallerEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		begin := time.Now()
-		_, err := askAgain(ctx, time.Minute, func(ctx context.Context) (int, error) {
+		_, err := conn.AskAgain(ctx, time.Minute, func(ctx context.Context) (int, error) {
 			<-ctx.Done()
 			return 0, ctx.Err()
 		})

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -367,7 +368,7 @@ func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
 		return
 	}
 	again := func() { b.soon.add(func() { d.noteFailed(f, then) }) }
-	if d.group.silent(l, b.clock.now()) {
+	if d.group.silent(l, b.clock.Now()) {
 		again()
 		return
 	}
@@ -375,12 +376,12 @@ func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
 	spared := d.spared
 	d.m.sub.mu.Unlock()
 	n := b.records.dropNote(spareNote{d.attemptsSubject(), note{spared: spared, failed: f}})
-	err := l.askUntil(&nats.Msg{Subject: n.subject, Data: n.value()}, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
-		if err != nil || noResponders(reply) {
+	err := l.AskUntil(&nats.Msg{Subject: n.subject, Data: n.value()}, b.clock.Now()+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
+		if err != nil || conn.NoResponders(reply) {
 			again()
 			return
 		}
-		_, err = parsePubAck(reply.Data, "KV_"+attemptsBucket)
+		_, err = conn.ParsePubAck(reply.Data, "KV_"+attemptsBucket)
 		then(err == nil)
 	}))
 	if err != nil {
@@ -395,8 +396,8 @@ func (d *Delivery) forgetFailed() {
 	b.records.unsaved.mu.Lock()
 	delete(b.records.unsaved.notes, subject)
 	b.records.unsaved.mu.Unlock()
-	msg := &nats.Msg{Subject: b.conn.api + "STREAM.PURGE.KV_" + attemptsBucket, Data: []byte(`{"filter":"` + subject + `"}`)}
-	_ = d.m.sub.link.ask(msg, b.clock.now(), askerFunc(func(*nats.Msg, error) {}))
+	msg := &nats.Msg{Subject: b.conn.API + "STREAM.PURGE.KV_" + attemptsBucket, Data: []byte(`{"filter":"` + subject + `"}`)}
+	_ = d.m.sub.link.Ask(msg, b.clock.Now(), conn.AskerFunc(func(*nats.Msg, error) {}))
 }
 
 // spare ends a delivery that no client had: it counts for no attempt. The bucket is told before the
@@ -430,13 +431,13 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	if d.knows == forgotten && !d.inTime() {
 		return // it is late: newer deliveries of the event were noted
 	}
-	s.returning.tryAcquire(maxReturning)
-	d.giveBack(b.clock.now(), spareNote{d.attemptsSubject(), n}, nak)
+	s.returning.TryAcquire(maxReturning)
+	d.giveBack(b.clock.Now(), spareNote{d.attemptsSubject(), n}, nak)
 }
 
 // patient reports whether the bucket is to be asked again about d, since the given time.
 func (d *Delivery) patient(began int64) bool {
-	return d.group.bus.clock.now()-began < int64(notePatience)
+	return d.group.bus.clock.Now()-began < int64(notePatience)
 }
 
 // giveBack notes that no client had d and, with nak, then has the server deliver the event again.
@@ -456,7 +457,7 @@ func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
 			}
 			d.sendInTime(nakAfter(wait))
 		}
-		s.returning.release()
+		s.returning.Release()
 	})
 }
 
@@ -503,15 +504,15 @@ type unsaved struct {
 // noteSpared stores a note and calls then. A note that the bucket does not take for now is kept and
 // stored later; one that it refuses counts for stored, as asking again would not help. It does not
 // block.
-func (r *records) noteSpared(l *link, n spareNote, then func(stored bool)) {
+func (r *records) noteSpared(l *conn.Link, n spareNote, then func(stored bool)) {
 	n = r.dropNote(n)
 	msg := &nats.Msg{Subject: n.subject, Data: n.value()}
-	err := l.askUntil(msg, r.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
-		stored := err == nil && !noResponders(reply)
+	err := l.AskUntil(msg, r.clock.Now()+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
+		stored := err == nil && !conn.NoResponders(reply)
 		if !stored {
 			r.keepNote(n)
 		} else {
-			if _, err := parsePubAck(reply.Data, "KV_"+attemptsBucket); err != nil {
+			if _, err := conn.ParsePubAck(reply.Data, "KV_"+attemptsBucket); err != nil {
 				r.obs.LimitReached("attempts_bucket") // it counts as an attempt
 				r.log.Debug("failed to note a delivery that no client had", slog.Any("error", err))
 			}
@@ -554,7 +555,7 @@ func (r *records) dropNote(n spareNote) spareNote {
 
 // saveUnsaved stores what could not be stored before, unless something newer is there. It does not
 // block.
-func (r *records) saveUnsaved(l *link) {
+func (r *records) saveUnsaved(l *conn.Link) {
 	r.unsaved.mu.Lock()
 	notes, marks := r.unsaved.notes, maps.Clone(r.unsaved.marks)
 	r.unsaved.notes = make(map[string]note)
@@ -585,21 +586,21 @@ func (r *records) saveUnsaved(l *link) {
 
 // askStored asks the leader of a bucket for the value under a subject, and calls then with it:
 // empty where there is none. It does not block.
-func (r *records) askStored(l *link, bucket, subject string, then func(value []byte, err error)) {
-	msg := &nats.Msg{Subject: r.conn.api + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
-	err := l.askUntil(msg, r.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
+func (r *records) askStored(l *conn.Link, bucket, subject string, then func(value []byte, err error)) {
+	msg := &nats.Msg{Subject: r.conn.API + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
+	err := l.AskUntil(msg, r.clock.Now()+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
 		if err != nil {
 			then(nil, err)
 			return
 		}
-		stored, err := parseStored(reply)
+		stored, err := conn.ParseStored(reply)
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 			then(nil, nil)
 		case err != nil:
 			then(nil, err)
 		default:
-			then(stored.data, nil)
+			then(stored.Data, nil)
 		}
 	}))
 	if err != nil {

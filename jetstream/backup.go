@@ -107,7 +107,7 @@ func (k *backups) begin(ctx context.Context) (end func(), err error) {
 	}
 	deadline := time.Now().Add(movesWait)
 	for !k.moves.TryLock() {
-		if err = k.conn.pause(ctx, positionPause); err == nil && time.Now().After(deadline) {
+		if err = k.conn.Pause(ctx, positionPause); err == nil && time.Now().After(deadline) {
 			err = &event.Error{Code: event.CodeOverloaded, Msg: "A redrive of dead letters is running: try again when it has ended."}
 		}
 		if err != nil {
@@ -141,7 +141,7 @@ func (n NATS) Backup(ctx context.Context, w io.Writer, opts BackupOptions) error
 		return err
 	}
 	defer end()
-	m := &backupMaker{backups: b.backups, opts: opts, out: zip.NewWriter(w), made: manifest{Format: backupFormat, Made: time.Now().UTC(), Server: b.conn.links[0].nc.ConnectedServerVersion()}}
+	m := &backupMaker{backups: b.backups, opts: opts, out: zip.NewWriter(w), made: manifest{Format: backupFormat, Made: time.Now().UTC(), Server: b.conn.Links[0].NC.ConnectedServerVersion()}}
 	return m.run(ctx)
 }
 
@@ -270,14 +270,14 @@ func (m *backupMaker) positions(ctx context.Context, all, notes []*copiedStream)
 			}
 			consumers[s.name] = kept
 		}
-		info, err := m.backups.conn.findStream(ctx, "KV_"+groupsBucket)
+		info, err := m.backups.conn.FindStream(ctx, "KV_"+groupsBucket)
 		if err != nil {
 			return nil, nil, err
 		}
 		if info.State.LastSeq == moved {
 			return consumers, done, nil
 		}
-		if err := m.backups.conn.pause(ctx, positionPause); err != nil {
+		if err := m.backups.conn.Pause(ctx, positionPause); err != nil {
 			return nil, nil, err
 		}
 	}

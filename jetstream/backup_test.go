@@ -450,7 +450,7 @@ func TestReplicasChangeLive(t *testing.T) {
 		if left, err := b.Admin().NATS().PlanReplicas(t.Context(), n); err != nil || len(left) > 0 {
 			t.Errorf("left after the change to %d copies: %v, %v", n, left, err)
 		}
-		info, err := b.conn.js.Consumer(t.Context(), "orders", "g")
+		info, err := b.conn.JS.Consumer(t.Context(), "orders", "g")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -501,7 +501,7 @@ func TestCopyOfAnEmptyBucket(t *testing.T) {
 		}
 		return answer
 	})
-	info, err := b.conn.findStream(t.Context(), stream)
+	info, err := b.conn.FindStream(t.Context(), stream)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -546,7 +546,7 @@ func TestMoveThatIsCutOff(t *testing.T) {
 		if done > all/2 && !closed { // not all of them: some may have expired meanwhile
 			closed = true
 			closing.Go(func() { _ = to.Close() })
-			eventually(t, "the connection is closed", func() bool { return to.backups.conn.links[0].nc.IsClosed() })
+			eventually(t, "the connection is closed", func() bool { return to.backups.conn.Links[0].NC.IsClosed() })
 		}
 	}})
 	if err == nil || !strings.Contains(err.Error(), "nats stream rm") {

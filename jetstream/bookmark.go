@@ -14,6 +14,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -130,7 +131,7 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 	if err != nil {
 		return Bookmark{}, err
 	}
-	if _, err := b.conn.write(ctx, "KV_"+bookmarksBucket, &nats.Msg{Subject: prefix + keyToken(name), Data: value}); err != nil {
+	if _, err := b.conn.Write(ctx, "KV_"+bookmarksBucket, &nats.Msg{Subject: prefix + keyToken(name), Data: value}); err != nil {
 		return Bookmark{}, b.unavailable(fmt.Errorf("jetstream: store a bookmark: %w", err))
 	}
 	return made.Bookmark, nil
@@ -223,7 +224,7 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 
 // bookmark reads a bookmark. One of a stream that was deleted and created again is none.
 func (r *records) bookmark(ctx context.Context, t *topicInfo, group, name string) (*bookmark, error) {
-	m, err := r.conn.lastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
+	m, err := r.conn.LastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, event.ErrNotFound
 	}
@@ -231,7 +232,7 @@ func (r *records) bookmark(ctx context.Context, t *topicInfo, group, name string
 		return nil, r.unavailable(err)
 	}
 	var found bookmark
-	if err := json.Unmarshal(m.data, &found); err != nil || !found.Stream.Equal(t.stream.created) {
+	if err := json.Unmarshal(m.Data, &found); err != nil || !found.Stream.Equal(t.stream.created) {
 		return nil, event.ErrNotFound // an unreadable bookmark says nothing
 	}
 	return &found, nil
@@ -362,9 +363,9 @@ func (r *records) askHeld(ctx context.Context, t *topicInfo, consumer string, en
 // askHubs asks all hubs a question and calls f with each answer, until f returns true or wait is
 // over: nobody knows which hubs there are.
 func (r *records) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f func(answer []byte) (enough bool)) error {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
-	nc := r.conn.link().nc
+	nc := r.conn.Link().NC
 	q.Reply = nats.NewInbox()
 	// one from each hub; more do not fit and are not heard
 	answers := make(chan *nats.Msg, MaxBookmarkEvents)
@@ -439,14 +440,14 @@ func (r *groupRegistry) answerHeld(value []byte, live bool) {
 	}
 	value, err := json.Marshal(answer)
 	if err == nil {
-		_ = r.conn.link().nc.Publish(q.Reply, value) // an error means that the connection is down
+		_ = r.conn.Link().NC.Publish(q.Reply, value) // an error means that the connection is down
 	}
 }
 
 // surelyHeld are events that members of this hub have and nobody else does.
 func (g *group) surelyHeld() []uint64 {
 	seqs := []uint64{}
-	now := g.bus.clock.now()
+	now := g.bus.clock.Now()
 	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
 		for _, d := range s.out {

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // bucketTopic is where a bucket's stream says whose it is.
@@ -80,9 +81,9 @@ func (s *streams) ensureBucket(ctx context.Context, t *topicInfo, source *natsjs
 // meetBucket is ensureBucket, and returns how many entries the bucket has. made says that the
 // topic's stream has just been made.
 func (s *streams) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.StreamConfig, made bool) (entries uint64, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
-	info, err := s.conn.findStream(ctx, t.bucket.stream)
+	info, err := s.conn.FindStream(ctx, t.bucket.stream)
 	if errors.Is(err, event.ErrNotFound) {
 		if info, err = s.createBucket(ctx, t, source); err != nil {
 			return 0, s.notMade(err)
@@ -110,9 +111,9 @@ func (s *streams) restartSource(ctx context.Context, t *topicInfo, info *natsjs.
 	off := info.Config
 	off.Sources = nil
 	off.Duplicates = minWindow // without sources a window is needed
-	_, err := s.conn.js.UpdateStream(ctx, off)
+	_, err := s.conn.JS.UpdateStream(ctx, off)
 	if err == nil {
-		_, err = s.conn.js.UpdateStream(ctx, info.Config)
+		_, err = s.conn.JS.UpdateStream(ctx, info.Config)
 	}
 	if err != nil {
 		s.log.WarnContext(ctx, "the source of a bucket could not be started again: repair it", slog.String("topic", t.name),
@@ -125,9 +126,9 @@ func (s *streams) createBucket(ctx context.Context, t *topicInfo, source *natsjs
 		return nil, err
 	}
 	cfg := t.bucket.config(t.name, source)
-	made, err := s.conn.js.CreateStream(ctx, cfg)
+	made, err := s.conn.JS.CreateStream(ctx, cfg)
 	if raced(err) {
-		return s.conn.findStream(ctx, cfg.Name)
+		return s.conn.FindStream(ctx, cfg.Name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create bucket %s for topic %s: %w", cfg.Name, t.name, err)
@@ -135,9 +136,9 @@ func (s *streams) createBucket(ctx context.Context, t *topicInfo, source *natsjs
 	info := made.CachedInfo()
 	if info.Config.Duplicates > minWindow {
 		cfg.Duplicates = minWindow
-		made, err = s.conn.js.UpdateStream(ctx, cfg)
+		made, err = s.conn.JS.UpdateStream(ctx, cfg)
 		if raced(err) {
-			return s.conn.findStream(ctx, cfg.Name)
+			return s.conn.FindStream(ctx, cfg.Name)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, t.name, err)
@@ -212,17 +213,17 @@ type origin struct {
 
 // entry decodes an entry of the bucket. It returns false for what did not come from the topic's
 // stream: a native client wrote it, while the bucket took subjects.
-func (t *topicInfo) entry(m *storedMsg) (*event.Event, origin, bool) {
+func (t *topicInfo) entry(m *conn.StoredMsg) (*event.Event, origin, bool) {
 	at, ok := t.entryOrigin(m)
 	if !ok {
 		return nil, at, false
 	}
 	e := &event.Event{
-		Topic: t.name, Key: tokenKey(m.subject[len(t.bucket.prefix):]), Payload: m.data,
-		Stream: t.stream.name, Sequence: at.seq, StoredAt: m.time.UnixNano(),
+		Topic: t.name, Key: tokenKey(m.Subject[len(t.bucket.prefix):]), Payload: m.Data,
+		Stream: t.stream.name, Sequence: at.seq, StoredAt: m.Time.UnixNano(),
 	}
-	e.ReadHeader(m.header)
-	if m.header[headerTS] == nil && m.header[headerID] != nil {
+	e.ReadHeader(m.Header)
+	if m.Header[headerTS] == nil && m.Header[headerID] != nil {
 		if made, v7 := madeAt(e.ID); v7 { // by a hub, right before it was stored
 			e.TS = made.UnixMilli()
 		}
@@ -232,11 +233,11 @@ func (t *topicInfo) entry(m *storedMsg) (*event.Event, origin, bool) {
 
 // entryOrigin reads the header <stream> <sequence> <filter> <transform> <subject> [<ident>] of a
 // sourced message.
-func (t *topicInfo) entryOrigin(m *storedMsg) (origin, bool) {
-	if !strings.HasPrefix(m.subject, t.bucket.prefix) {
+func (t *topicInfo) entryOrigin(m *conn.StoredMsg) (origin, bool) {
+	if !strings.HasPrefix(m.Subject, t.bucket.prefix) {
 		return origin{}, false
 	}
-	stream, rest, _ := strings.Cut(last(m.header[headerSource]), " ")
+	stream, rest, _ := strings.Cut(conn.Last(m.Header[headerSource]), " ")
 	number, rest, _ := strings.Cut(rest, " ")
 	seq, err := strconv.ParseUint(number, 10, 64)
 	if err != nil || seq == 0 || stream != t.stream.name {

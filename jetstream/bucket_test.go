@@ -188,11 +188,11 @@ func TestBucketWhoseSourceIsStartedAgain(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Topics: compactedRules})
 	set(t, b, "state.a", "k", "1")
 	at := b.streams.known("state.a")
-	source, err := b.conn.findStream(t.Context(), at.stream.name)
+	source, err := b.conn.FindStream(t.Context(), at.stream.name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.conn.findStream(t.Context(), at.bucket.stream)
+	info, err := b.conn.FindStream(t.Context(), at.bucket.stream)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,17 +270,17 @@ func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
 	r := remove(t, b, "state.a", "3")
 	filled(t, b, "state.a", "3", r)
 
-	s, err := b.conn.js.Stream(t.Context(), objectName("state.a"))
+	s, err := b.conn.JS.Stream(t.Context(), objectName("state.a"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	short := s.CachedInfo().Config
 	short.MaxAge, short.Duplicates = 100*time.Millisecond, 100*time.Millisecond
-	if _, err := b.conn.js.UpdateStream(t.Context(), short); err != nil {
+	if _, err := b.conn.JS.UpdateStream(t.Context(), short); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the stream is empty", func() bool {
-		info, err := b.conn.findStream(t.Context(), objectName("state.a"))
+		info, err := b.conn.FindStream(t.Context(), objectName("state.a"))
 		return err == nil && info.State.Msgs == 0
 	})
 	check := func(b *Bus) {
@@ -303,7 +303,7 @@ func TestBucketOutlivesRetentionAndRestart(t *testing.T) {
 	}
 	// And the source goes on.
 	short.MaxAge, short.Duplicates = time.Hour, time.Second
-	if _, err := b.conn.js.UpdateStream(t.Context(), short); err != nil {
+	if _, err := b.conn.JS.UpdateStream(t.Context(), short); err != nil {
 		t.Fatal(err)
 	}
 	r = set(t, b, "state.a", "3", "back")

@@ -43,7 +43,7 @@ type BucketReport struct {
 func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 	b := a.bus
 	var found []*topicInfo
-	streams := b.conn.js.ListStreams(ctx)
+	streams := b.conn.JS.ListStreams(ctx)
 	for info := range streams.Info() {
 		for _, subject := range info.Config.Subjects {
 			topic := subjectTopic(subject)
@@ -92,7 +92,7 @@ func (a *admin) checkBuckets(ctx context.Context, topics []*topicInfo) ([]Bucket
 func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, error) {
 	r := BucketReport{Topic: t.name, Bucket: strings.TrimPrefix(t.bucket.stream, "KV_")}
 	for again := false; ; again = true {
-		info, err := a.conn.findStream(ctx, t.bucket.stream)
+		info, err := a.conn.FindStream(ctx, t.bucket.stream)
 		if errors.Is(err, event.ErrNotFound) {
 			r.Faults = []string{"it is gone"}
 			return r, nil
@@ -113,7 +113,7 @@ func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, er
 		}
 		switch {
 		case quiet && !again && len(r.Faults) == 0:
-			if err := a.conn.pause(ctx, 2*time.Second); err != nil {
+			if err := a.conn.Pause(ctx, 2*time.Second); err != nil {
 				return r, err
 			}
 			continue
@@ -134,7 +134,7 @@ func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, er
 // was removed and made again: they go on behind the last event that came from the old one, and take
 // the new one's for known.
 func (a *admin) staleSource(ctx context.Context, t *topicInfo) (string, error) {
-	m, err := a.conn.lastBySubject(ctx, t.bucket.stream, t.bucket.prefix+">")
+	m, err := a.conn.LastBySubject(ctx, t.bucket.stream, t.bucket.prefix+">")
 	if errors.Is(err, event.ErrNotFound) {
 		return "", nil
 	}
@@ -145,7 +145,7 @@ func (a *admin) staleSource(ctx context.Context, t *topicInfo) (string, error) {
 	if !ours || at.ident != "" { // no need to ask
 		return "", nil
 	}
-	source, err := a.conn.findStream(ctx, t.stream.name)
+	source, err := a.conn.FindStream(ctx, t.stream.name)
 	if errors.Is(err, event.ErrNotFound) || err == nil && !at.beyond(source.State.LastSeq) {
 		return "", nil
 	}
@@ -172,10 +172,10 @@ func (a *admin) lookAfterBuckets() {
 	a.obs.Gauge(event.GaugeKeysRemoved, 0)
 	for {
 		select {
-		case <-a.conn.ctx.Done():
+		case <-a.conn.Ctx.Done():
 			return
 		case <-check.C:
-			if err := a.reportBuckets(a.conn.ctx, known); err != nil && a.conn.ctx.Err() == nil {
+			if err := a.reportBuckets(a.conn.Ctx, known); err != nil && a.conn.Ctx.Err() == nil {
 				a.log.Warn("the buckets of compacted topics could not be checked", slog.Any("error", err))
 			}
 		}

@@ -42,7 +42,7 @@ func TestTopicCreate(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, name := range streams {
-				if _, err := b.conn.findStream(t.Context(), name); err != nil {
+				if _, err := b.conn.FindStream(t.Context(), name); err != nil {
 					t.Errorf("stream %s: %v", name, err)
 				}
 			}
@@ -52,13 +52,13 @@ func TestTopicCreate(t *testing.T) {
 		t.Error("a topic that is none is created")
 	}
 	// One that was deleted meanwhile is created again.
-	if err := b.conn.js.DeleteStream(t.Context(), "orders=2Eplaced"); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), "orders=2Eplaced"); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Admin().Topic("orders.placed").Create(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.conn.findStream(t.Context(), "orders=2Eplaced"); err != nil {
+	if _, err := b.conn.FindStream(t.Context(), "orders=2Eplaced"); err != nil {
 		t.Error(err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/panics"
 	"eventhub/jetstream/quota"
 )
@@ -205,11 +206,11 @@ func (n NATS) ServeCallouts(ctx context.Context, cfg CalloutConfig) (*Callouts, 
 	defer cancel()
 	// The server needs some ms for an answer, and reads nothing else of its connection meanwhile.
 	for {
-		if c.nc, err = b.conn.connection("eventhub callouts"); err == nil {
+		if c.nc, err = b.conn.Connection("eventhub callouts"); err == nil {
 			break
 		}
-		if b.conn.pause(starting, askFirst) != nil {
-			return nil, fmt.Errorf("auth callout: connect to nats at %s: %w", b.conn.where(), err)
+		if b.conn.Pause(starting, conn.AskFirst) != nil {
+			return nil, fmt.Errorf("auth callout: connect to nats at %s: %w", b.conn.Where(), err)
 		}
 	}
 	c.ctx, c.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -221,7 +222,7 @@ func (n NATS) ServeCallouts(ctx context.Context, cfg CalloutConfig) (*Callouts, 
 	c.wg.Go(c.watchRevoked)
 	if err := c.nc.FlushWithContext(starting); err != nil {
 		c.Close()
-		return nil, fmt.Errorf("auth callout: nats at %s: %w", b.conn.where(), err)
+		return nil, fmt.Errorf("auth callout: nats at %s: %w", b.conn.Where(), err)
 	}
 	return c, nil
 }
@@ -597,7 +598,7 @@ func (c *Callouts) kick(conn calloutConn) error {
 	if err != nil {
 		return err
 	}
-	m, err := c.access.conn.links[0].nc.RequestWithContext(ctx, strings.Replace(KickSubject, "*", conn.server, 1), req)
+	m, err := c.access.conn.Links[0].NC.RequestWithContext(ctx, strings.Replace(KickSubject, "*", conn.server, 1), req)
 	if errors.Is(err, nats.ErrNoResponders) {
 		return errors.New("the account of the hub cannot reach $SYS.REQ.SERVER.*.KICK, or the server is gone; eventhub auth-callout config shows the import")
 	}

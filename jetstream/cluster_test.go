@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/natstest"
 )
 
@@ -113,8 +114,8 @@ func (c *natsProcesses) stepDown(ctx context.Context, stream string) error {
 		return err
 	}
 	var answer struct {
-		Success bool      `json:"success"`
-		Error   *apiError `json:"error"`
+		Success bool           `json:"success"`
+		Error   *conn.APIError `json:"error"`
 	}
 	if err := json.Unmarshal(m.Data, &answer); err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // collectionName is what the server takes for the name of a bucket, less its capitals: file systems
@@ -64,13 +65,13 @@ func (c Collections) OpenWithTTL(ctx context.Context, name string, ttl time.Dura
 	if !collectionName.MatchString(name) {
 		return nil, fmt.Errorf("jetstream: collection %q: must be 1 to 128 characters of a-z, 0-9, _ and -", name)
 	}
-	_, err := r.conn.js.KeyValue(ctx, name)
+	_, err := r.conn.JS.KeyValue(ctx, name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
 		cfg := natsjs.KeyValueConfig{Bucket: name, Description: collectionNote, Replicas: r.cfg.Replicas, TTL: ttl}
 		if r.cfg.MemoryStorage {
 			cfg.Storage = natsjs.MemoryStorage
 		}
-		_, err = r.conn.js.CreateKeyValue(ctx, cfg)
+		_, err = r.conn.JS.CreateKeyValue(ctx, cfg)
 		if errors.Is(err, natsjs.ErrBucketExists) {
 			err = nil // another hub was first
 		}
@@ -88,7 +89,7 @@ func (c Collections) Delete(ctx context.Context, name string) error {
 	if !collectionName.MatchString(name) {
 		return nil
 	}
-	if err := r.conn.js.DeleteKeyValue(ctx, name); err != nil && !errors.Is(err, natsjs.ErrBucketNotFound) {
+	if err := r.conn.JS.DeleteKeyValue(ctx, name); err != nil && !errors.Is(err, natsjs.ErrBucketNotFound) {
 		return r.unavailable(fmt.Errorf("jetstream: delete bucket %s: %w", name, err))
 	}
 	return nil
@@ -102,7 +103,7 @@ func (c *Collection) stream() string { return "KV_" + c.name }
 // Get reads a key. The entry of an unknown key has Revision 0. The entry of a deleted key has no
 // value.
 func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
-	m, err := c.reads.conn.lastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
+	m, err := c.reads.conn.LastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
 	if errors.Is(err, event.ErrNotFound) {
 		return &Entry{Key: key}, nil
 	}
@@ -112,20 +113,20 @@ func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
 	return c.entry(m), nil
 }
 
-func (c *Collection) entry(m *storedMsg) *Entry {
-	e := &Entry{Key: tokenKey(m.subject[len(c.prefix):]), Revision: m.seq, StoredAt: m.time.UnixNano()}
-	if op := m.header.Get("KV-Operation"); op == "DEL" || op == "PURGE" {
+func (c *Collection) entry(m *conn.StoredMsg) *Entry {
+	e := &Entry{Key: tokenKey(m.Subject[len(c.prefix):]), Revision: m.Seq, StoredAt: m.Time.UnixNano()}
+	if op := m.Header.Get("KV-Operation"); op == "DEL" || op == "PURGE" {
 		e.Deleted = true
 	} else {
-		e.Value = m.data
+		e.Value = m.Data
 		if e.Value == nil {
 			e.Value = []byte{}
 		}
 	}
-	for name, values := range m.header {
+	for name, values := range m.Header {
 		if !reserved(name) && len(values) > 0 {
 			if e.Headers == nil {
-				e.Headers = make(map[string]string, len(m.header))
+				e.Headers = make(map[string]string, len(m.Header))
 			}
 			e.Headers[name] = values[0]
 		}
@@ -137,8 +138,8 @@ func (c *Collection) entry(m *storedMsg) *Entry {
 // 64 KiB. Of servers that differ, it is that of the least one.
 func (c *Collection) MaxValue() int {
 	least := int64(math.MaxInt64)
-	for _, l := range c.reads.conn.links {
-		least = min(least, l.nc.MaxPayload())
+	for _, l := range c.reads.conn.Links {
+		least = min(least, l.NC.MaxPayload())
 	}
 	return int(least) - event.PayloadMargin
 }
@@ -173,7 +174,7 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 		h["KV-Operation"] = []string{"DEL"}
 	}
 	msg := &nats.Msg{Subject: c.prefix + keyToken(key), Header: h, Data: value}
-	ack, err := c.reads.conn.write(ctx, c.stream(), msg)
+	ack, err := c.reads.conn.Write(ctx, c.stream(), msg)
 	if keyChanged(err) {
 		return 0, event.ErrKeyChanged
 	}
@@ -186,7 +187,7 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 // keyChanged reports whether a publish was refused because the subject's last message is not the
 // one expected.
 func keyChanged(err error) bool {
-	refused, ok := errors.AsType[*apiError](err)
+	refused, ok := errors.AsType[*conn.APIError](err)
 	return ok &&
 		(refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequence || refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant)
 }
@@ -196,7 +197,7 @@ func keyChanged(err error) bool {
 // has caught up with the writers. It stops when f returns an error, and returns that error. Each
 // may read at a replica that lags behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
-	_, err := c.reads.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *storedMsg) error { return stopped(f(c.entry(m))) })
+	_, err := c.reads.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *conn.StoredMsg) error { return stopped(f(c.entry(m))) })
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}
@@ -207,7 +208,7 @@ func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 // ends when ctx ends or f returns an error, and returns the error. Of entries that follow each
 // other closely, Follow may skip all but the last.
 func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) error) error {
-	kv, err := c.reads.conn.js.KeyValue(ctx, c.name)
+	kv, err := c.reads.conn.JS.KeyValue(ctx, c.name)
 	if err != nil {
 		return c.reads.unavailable(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // The long form, as in RELIABILITY.md:
@@ -245,17 +246,17 @@ func (k *keyWriter) await(t *testing.T, n uint64) {
 func (k *keyWriter) settle(t *testing.T) {
 	t.Helper()
 	for key := range k.truth {
-		var want, got *storedMsg
+		var want, got *conn.StoredMsg
 		k.servers.until("the bucket has the newest event of "+key, func(ctx context.Context) bool {
 			var err error
-			if want, err = k.hubs[0].conn.lastBySubject(ctx, k.topic.stream.name, keyedSubject(compactionTopic, key)); err != nil {
+			if want, err = k.hubs[0].conn.LastBySubject(ctx, k.topic.stream.name, keyedSubject(compactionTopic, key)); err != nil {
 				return err == event.ErrNotFound //nolint:errorlint // it comes as it is; a key that was never stored, or was dropped before
 			}
-			if got, err = k.hubs[0].conn.lastBySubject(ctx, k.topic.bucket.stream, k.topic.bucket.subject(key)); err != nil {
+			if got, err = k.hubs[0].conn.LastBySubject(ctx, k.topic.bucket.stream, k.topic.bucket.subject(key)); err != nil {
 				return false
 			}
 			at, ours := k.topic.entryOrigin(got)
-			return ours && at.seq == want.seq
+			return ours && at.seq == want.Seq
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/schema/upcast"
 	"eventhub/jetstream/topics"
 )
@@ -272,7 +273,7 @@ func (c *Config) validate() error {
 		}
 	}
 	span(&c.bucketCheck, bucketCheckEvery)
-	span(&c.openWait, openWait)
+	span(&c.openWait, conn.OpenWait)
 	span(&c.deadRetry, deadRetry)
 	span(&c.dueRetry, dueRetry)
 	span(&c.watchOthers, watchOthers)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/topics"
 )
@@ -14,14 +15,14 @@ import (
 // core is what all parts of a bus share: its life, its settings, and its connections. Open adds
 // what the server has said; the settings do not change later.
 type core struct {
-	conn *pool
+	conn *conn.Pool
 
 	cfg    Config
 	limits Limits
 	rules  topics.Rules
 	log    *slog.Logger
 	obs    event.Observer
-	clock  *clock
+	clock  *conn.Clock
 	often  *pacedlog.Log // lines that clients or an outage can repeat
 	tracer event.Tracer  // nil: none
 
@@ -45,26 +46,26 @@ func openCore(ctx context.Context, cfg Config) (*core, error) {
 // not that of the bus.
 func newCore(ctx context.Context, cfg Config) *core {
 	c := &core{cfg: cfg, limits: cfg.Limits, rules: topics.WithBuiltin(cfg.Topics), often: pacedlog.New(cfg.Logger), tracer: cfg.Tracer}
-	own := poolConfig{
-		url: cfg.URL, creds: cfg.Creds, nkeySeed: cfg.NKeySeed, tlsCA: cfg.TLSCA, tlsCert: cfg.TLSCert, tlsKey: cfg.TLSKey, domain: cfg.Domain,
-		connections: cfg.Connections, maxPayload: cfg.Limits.MaxPayload, margin: margin(cfg.AckWait), openWait: cfg.openWait,
-		log: cfg.Logger, obs: cfg.Observer, clock: newClock(cfg.Clock, stallLimit(cfg.AckWait)),
-		warn: func(ctx context.Context, msg, key string, attrs ...slog.Attr) {
+	own := conn.Config{
+		URL: cfg.URL, Creds: cfg.Creds, NKeySeed: cfg.NKeySeed, TLSCA: cfg.TLSCA, TLSCert: cfg.TLSCert, TLSKey: cfg.TLSKey, Domain: cfg.Domain,
+		Connections: cfg.Connections, MaxPayload: cfg.Limits.MaxPayload, Margin: margin(cfg.AckWait), OpenWait: cfg.openWait,
+		Log: cfg.Logger, Obs: cfg.Observer, Clock: conn.NewClock(cfg.Clock, stallLimit(cfg.AckWait)),
+		Warn: func(ctx context.Context, msg, key string, attrs ...slog.Attr) {
 			c.often.Log(ctx, slog.LevelWarn, msg, key, attrs...)
 		},
 	}
 	if cfg.Server != nil {
-		own.embedded = cfg.Server
+		own.Embedded = cfg.Server
 	}
-	c.conn = newPool(ctx, own)
-	c.log, c.obs, c.clock = own.log, own.obs, own.clock
+	c.conn = conn.New(ctx, own)
+	c.log, c.obs, c.clock = own.Log, own.Obs, own.Clock
 	return c
 }
 
 // close waits for all work, and until ctx ends for what was asked over the connections. It then
 // closes these and Config.Server. It is called once.
 func (c *core) close(ctx context.Context) {
-	c.conn.close(ctx)
+	c.conn.Close(ctx)
 	if c.cfg.Server != nil {
 		_ = c.cfg.Server.Close() // it says in its log what it could not do
 	}

@@ -163,7 +163,7 @@ func (g Group) Delete(ctx context.Context) error {
 		maker := ""
 		if exists {
 			maker = info.Config.Metadata[metaMaker]
-			if err := b.conn.js.DeleteConsumer(ctx, t.stream.name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
+			if err := b.conn.JS.DeleteConsumer(ctx, t.stream.name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
 				return b.unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.stream.name, err))
 			}
 		}

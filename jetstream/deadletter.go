@@ -14,6 +14,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -29,7 +30,7 @@ const (
 // the letter is to be tried again.
 func (q *deadLetters) carry(l *deadLetter) error {
 	d := l.d
-	ctx, cancel := context.WithTimeout(q.ctx, publishWait)
+	ctx, cancel := context.WithTimeout(q.ctx, conn.PublishWait)
 	defer cancel()
 	ours, err := q.prolong(ctx, d)
 	if l.unheard = err != nil; err != nil || !ours {
@@ -39,7 +40,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 		if same, err := q.sameConsumer(ctx, d, l.added); err != nil || !same {
 			return err
 		}
-		began := q.core.clock.now()
+		began := q.core.clock.Now()
 		switch err := q.store(ctx, l); {
 		case Refused(err) && !full(err):
 			q.core.often.Log(ctx, slog.LevelWarn, "a stream refused a dead letter; the event will be delivered once more", d.group.source(),
@@ -60,11 +61,11 @@ func (q *deadLetters) carry(l *deadLetter) error {
 	}
 	ctx, cancel = context.WithTimeout(q.ctx, settleWait)
 	defer cancel()
-	reply, err := d.m.sub.link.request(ctx, d.reply, term)
+	reply, err := d.m.sub.link.Request(ctx, d.reply, term)
 	switch {
 	case err != nil:
 		return err
-	case noResponders(reply):
+	case conn.NoResponders(reply):
 		return nats.ErrNoResponders
 	}
 	d.group.settled(d)
@@ -105,15 +106,15 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err 
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
-	sent := q.core.clock.now()
-	reply, err := d.m.sub.link.request(ctx, d.reply, progress)
+	sent := q.core.clock.Now()
+	reply, err := d.m.sub.link.Request(ctx, d.reply, progress)
 	if !q.usable(d) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	if noResponders(reply) {
+	if conn.NoResponders(reply) {
 		if same, err := q.sameConsumer(ctx, d, 0); err == nil && !same {
 			return false, nil // the group was deleted
 		}
@@ -121,14 +122,14 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err 
 	}
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
-	d.keptSince(sent, q.core.clock.now())
+	d.keptSince(sent, q.core.clock.Now())
 	return true, nil
 }
 
 // sameConsumer reports whether the group's consumer is the one that delivered d. One that was made
 // anew under its name answers for it. The server is asked only if some time has passed since.
 func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64) (bool, error) {
-	if q.core.clock.now()-since < int64(deadSure) {
+	if q.core.clock.Now()-since < int64(deadSure) {
 		return true, nil
 	}
 	info, err := q.records.consumer(ctx, d.group.topic, d.group.consumer)
@@ -144,7 +145,7 @@ func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64
 func (q *deadLetters) usable(d *Delivery) bool {
 	d.m.sub.mu.Lock()
 	defer d.m.sub.mu.Unlock()
-	return d.usable(q.core.clock.now()) && d.cuts == d.m.sub.link.cuts.Load()
+	return d.usable(q.core.clock.Now()) && d.cuts == d.m.sub.link.Cuts.Load()
 }
 
 // moved reports that the group's consumer is another one by now.
@@ -183,7 +184,7 @@ func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
 		return err
 	}
 	letter := l.letter().Append(nil)
-	bare := len(letter) > int(p.publisher.link.nc.MaxPayload())-deadMargin
+	bare := len(letter) > int(p.publisher.link.NC.MaxPayload())-deadMargin
 	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
 	for {
 		if bare && l.whole {
@@ -202,7 +203,7 @@ func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
 			p.noteLetter(l)
 			return nil
 		}
-		refused, ok := errors.AsType[*apiError](err)
+		refused, ok := errors.AsType[*conn.APIError](err)
 		if bare || !ok || refused.ErrCode != errCodeTooLarge {
 			return err
 		}
@@ -212,7 +213,7 @@ func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
 
 // full reports that a stream could not store a letter for want of room, which there may be later.
 func full(err error) bool {
-	refused, ok := errors.AsType[*apiError](err)
+	refused, ok := errors.AsType[*conn.APIError](err)
 	return ok && refused.ErrCode == errCodeStoreFailed
 }
 

@@ -90,7 +90,7 @@ func startDeadLetters(p *publishing, r *records, again *soon) *deadLetters {
 		waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int),
 	}
 	q.work.L = &q.mu
-	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(q.core.conn.ctx))
+	q.ctx, q.cancel = context.WithCancel(context.WithoutCancel(q.core.conn.Ctx))
 	for range deadWorkers {
 		q.workers.Go(func() {
 			for l := q.take(); l != nil; l = q.take() {
@@ -109,7 +109,7 @@ func (q *deadLetters) stop(ctx context.Context) {
 	q.mu.Lock()
 	if !q.closed {
 		q.closed = true
-		now := q.core.clock.now()
+		now := q.core.clock.Now()
 		for l := range q.waiting {
 			if l.rest > 0 || l.next <= now {
 				q.queueLocked(l)
@@ -173,14 +173,14 @@ func (q *deadLetters) addFailed(d *Delivery) {
 	d.Event.Payload, d.Event.Headers, d.Event.Tags, d.Event.CausedBy = nil, nil, nil, nil
 	failure := *d.failed
 	d.m.sub.mu.Unlock()
-	q.enter(&deadLetter{d: d, failure: failure, noted: q.core.clock.now()})
+	q.enter(&deadLetter{d: d, failure: failure, noted: q.core.clock.Now()})
 }
 
 // enter takes a letter. Beyond Limits.DeadLetters, its event comes again after deadRetry, and the
 // letter then finds room or waits as long again. A topic whose letters cannot be stored, and a
 // client beyond its ration, may take half of them.
 func (q *deadLetters) enter(l *deadLetter) {
-	l.added, l.next = q.core.clock.now(), 1
+	l.added, l.next = q.core.clock.Now(), 1
 	d, limit, client := l.d, q.core.limits.DeadLetters, l.failure.Client
 	half := max(limit/2, 1)
 	q.mu.Lock()
@@ -212,13 +212,13 @@ func (q *deadLetters) enter(l *deadLetter) {
 		if !closed {
 			q.core.obs.LimitReached("dead_letters")
 		}
-		q.putOff(l, q.core.clock.now())
+		q.putOff(l, q.core.clock.Now())
 	}
 }
 
 // noteFailure notes the failure of a letter that waits, unless it was noted not long ago.
 func (q *deadLetters) noteFailure(l *deadLetter) {
-	now := q.core.clock.now()
+	now := q.core.clock.Now()
 	q.mu.Lock()
 	due := l.noted == 0 || now-l.noted > int64(attemptsAge/2)
 	if due {
@@ -261,7 +261,7 @@ func (q *deadLetters) rationLocked(l *deadLetter, client string) {
 		wait = max(wait, w)
 	}
 	if wait > 0 {
-		l.next = q.core.clock.now() + int64(wait)
+		l.next = q.core.clock.Now() + int64(wait)
 		return
 	}
 	q.queueLocked(l)
@@ -288,7 +288,7 @@ func (q *deadLetters) take() *deadLetter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		now := q.core.clock.now()
+		now := q.core.clock.Now()
 		queued := false
 		for _, t := range q.topics { // in any order, so that none is preferred
 			if len(t.queue) == 0 {
@@ -313,7 +313,7 @@ func (q *deadLetters) take() *deadLetter {
 
 // end takes the outcome of a try: nil when nothing is left to do for the letter.
 func (q *deadLetters) end(l *deadLetter, err error) {
-	topic, now := l.d.Event.Topic, q.core.clock.now()
+	topic, now := l.d.Event.Topic, q.core.clock.Now()
 	q.mu.Lock()
 	t := q.topics[topic]
 	t.carried--
@@ -335,7 +335,7 @@ func (q *deadLetters) end(l *deadLetter, err error) {
 	q.work.Broadcast()
 	q.mu.Unlock()
 	if first {
-		q.core.often.Log(q.core.conn.ctx, slog.LevelWarn, "failed to store a dead letter; retrying, as with others of its topic", topic,
+		q.core.often.Log(q.core.conn.Ctx, slog.LevelWarn, "failed to store a dead letter; retrying, as with others of its topic", topic,
 			slog.String("topic", topic), slog.String("group", l.d.m.sub.group), slog.Any("error", err))
 	}
 	if err != nil {
@@ -374,14 +374,14 @@ func (q *deadLetters) keep() {
 			return
 		case <-tick.C:
 		}
-		now := q.core.clock.now()
+		now := q.core.clock.Now()
 		touch := make(map[*member][]*Delivery)
 		var note []*deadLetter // that may have to be noted
 		q.mu.Lock()
 		for l := range q.waiting {
 			d := l.d
 			d.m.sub.mu.Lock()
-			ours := d.usable(now) && d.cuts == d.m.sub.link.cuts.Load() && !d.movedOn()
+			ours := d.usable(now) && d.cuts == d.m.sub.link.Cuts.Load() && !d.movedOn()
 			if ours && d.touchDue() <= now {
 				d.asked = now
 				touch[d.m] = append(touch[d.m], d)

@@ -30,13 +30,13 @@ func deadStream(t *testing.T, b *Bus) *letterTopic {
 
 func (l *letterTopic) change(f func(*natsjs.StreamConfig)) {
 	l.t.Helper()
-	s, err := l.b.conn.js.Stream(l.t.Context(), "dlq")
+	s, err := l.b.conn.JS.Stream(l.t.Context(), "dlq")
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	cfg := s.CachedInfo().Config
 	f(&cfg)
-	if _, err := l.b.conn.js.UpdateStream(l.t.Context(), cfg); err != nil {
+	if _, err := l.b.conn.JS.UpdateStream(l.t.Context(), cfg); err != nil {
 		l.t.Fatal(err)
 	}
 }
@@ -149,7 +149,7 @@ func TestALetterThatWaitsIsDroppedWithItsConsumer(t *testing.T) {
 		return topic != nil && topic.failing && topic.carried == 0
 	})
 	g := d.group
-	if err := b.conn.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.next().Ack(); err != nil {
@@ -197,7 +197,7 @@ func TestAStreamThatDoesNotAnswerStopsNoOtherLetters(t *testing.T) {
 	t.Parallel()
 	const n = 100
 	b := open(t, Config{URL: natsServer(t), Connections: 1, Topics: []topics.Rule{{Pattern: "dlq.**"}}})
-	_, err := b.conn.js.CreateStream(t.Context(), natsjs.StreamConfig{
+	_, err := b.conn.JS.CreateStream(t.Context(), natsjs.StreamConfig{
 		Name: objectName("dlq.hangs"), Subjects: []string{plainSubject("dlq.hangs"), keyedPattern("dlq.hangs")}, NoAck: true, AllowDirect: true,
 	})
 	if err != nil {

@@ -92,7 +92,7 @@ func TestAFullStreamOfDeadLettersKeepsThem(t *testing.T) {
 	if n := lettersOf(t, b, "greedy"); n != 2 {
 		t.Errorf("%d letters, want the 2 that fit", n)
 	}
-	s, err := b.conn.js.Stream(t.Context(), "dlq")
+	s, err := b.conn.JS.Stream(t.Context(), "dlq")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -138,7 +138,7 @@ func TestMaxAttemptsHoldBehindALetterThatFails(t *testing.T) {
 	})
 	failAll(t, k, events-1, attempts)
 	<-time.After(2 * deadFirst) // the promise under test
-	if err := b.conn.links[0].nc.ForceReconnect(); err != nil {
+	if err := b.conn.Links[0].NC.ForceReconnect(); err != nil {
 		t.Log(err) // on a slow machine, the hub may have lost it already
 	}
 	eventually(t, "the hub forgets the letters", func() bool {

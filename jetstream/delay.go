@@ -8,6 +8,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // delaysBucket names the events that were refused with a delay, for the start of an embedded
@@ -30,7 +32,7 @@ func (p *publishing) noteDelay(d *Delivery, delay time.Duration) {
 	until := time.Now().Add(delay).UnixMilli()
 	msg := &nats.Msg{Subject: "$KV." + delaysBucket + "." + d.eventKey(), Data: strconv.AppendInt(nil, until, 10)}
 	// When it fails, the connection is down, and the refusal is lost as well.
-	_ = d.m.sub.link.ask(msg, p.clock.now(), askerFunc(func(*nats.Msg, error) {}))
+	_ = d.m.sub.link.Ask(msg, p.clock.Now(), conn.AskerFunc(func(*nats.Msg, error) {}))
 }
 
 // readDelays returns the keys of the events that still wait.

@@ -52,7 +52,7 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 				t.Errorf("deleting it again: %v", err)
 			}
 			for _, bucket := range []string{marksBucket, attemptsBucket, makersBucket} {
-				s, err := one.conn.js.Stream(t.Context(), "KV_"+bucket)
+				s, err := one.conn.JS.Stream(t.Context(), "KV_"+bucket)
 				if err != nil || s.CachedInfo().State.Msgs != 0 {
 					t.Errorf("bucket %s holds %d, %v", bucket, s.CachedInfo().State.Msgs, err)
 				}
@@ -156,7 +156,7 @@ func TestADeletionThatWasCutOff(t *testing.T) {
 		if err := finish(); err != nil && !errors.Is(err, event.ErrNotFound) {
 			t.Fatal(err)
 		}
-		if s, err := b.conn.js.Stream(t.Context(), "cut"); err != nil || s.CachedInfo().State.Consumers != 0 {
+		if s, err := b.conn.JS.Stream(t.Context(), "cut"); err != nil || s.CachedInfo().State.Consumers != 0 {
 			t.Errorf("%d consumers are left, %v", s.CachedInfo().State.Consumers, err)
 		}
 	}

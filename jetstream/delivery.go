@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -144,14 +145,14 @@ func (s Sending) Written() { s.d.written() }
 // member.
 func (s Sending) TakeBack() { s.d.takeBack() }
 
-func newDelivery(in *inbox, msg *nats.Msg, p deliveryMeta, now int64) *Delivery {
+func newDelivery(in *inbox, msg *nats.Msg, p conn.DeliveryMeta, now int64) *Delivery {
 	d := &Delivery{
 		Event: event.Event{
 			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
-			Stream: in.group.topic.stream.name, Sequence: p.streamSeq, StoredAt: p.storedAt,
+			Stream: in.group.topic.stream.name, Sequence: p.StreamSeq, StoredAt: p.StoredAt,
 		},
-		Order: p.order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, seq: p.streamSeq, size: msg.Size(), cuts: in.m.sub.link.cuts.Load(),
-		Redelivered: p.delivered > 1 || in.group.topic.putBack, delivered: p.delivered, index: -1, arrived: now, touched: now,
+		Order: p.Order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, seq: p.StreamSeq, size: msg.Size(), cuts: in.m.sub.link.Cuts.Load(),
+		Redelivered: p.Delivered > 1 || in.group.topic.putBack, delivered: p.Delivered, index: -1, arrived: now, touched: now,
 	}
 	d.Event.ReadHeader(msg.Header)
 	if in.group.topic.putBack {
@@ -175,21 +176,21 @@ func (d *Delivery) GroupStart() uint64 {
 // send tells the server about the delivery. A failure means that the connection is down, and then
 // the event comes again.
 func (d *Delivery) send(what []byte) {
-	_ = d.m.sub.link.nc.Publish(d.reply, what)
+	_ = d.m.sub.link.NC.Publish(d.reply, what)
 }
 
 // usable reports whether the server surely still keeps d for us. s.mu is held.
 func (d *Delivery) usable(now int64) bool {
 	if d.loan != nil {
-		return d.loan.usable(now) && !d.m.sub.bus.clock.stalled(now)
+		return d.loan.usable(now) && !d.m.sub.bus.clock.Stalled(now)
 	}
-	return now-d.touched < int64(d.group.fence.usable) && !d.m.sub.bus.clock.stalled(now)
+	return now-d.touched < int64(d.group.fence.usable) && !d.m.sub.bus.clock.Stalled(now)
 }
 
 // written starts the time of a lease whose event was sent.
 func (d *Delivery) written() {
 	s := d.m.sub
-	now := s.bus.clock.now()
+	now := s.bus.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d.writing && d.index >= 0 {
@@ -204,7 +205,7 @@ func (d *Delivery) written() {
 // group may have been moved.
 func (d *Delivery) begin(release bool) bool {
 	s := d.m.sub
-	now := s.bus.clock.now()
+	now := s.bus.clock.Now()
 	s.mu.Lock()
 	s.quicken()
 	if d.index < 0 || d.begun || !d.usable(now) {
@@ -246,7 +247,7 @@ func (d *Delivery) begin(release bool) bool {
 // answered a question that was asked then. A seek waits for that time after it has deleted the
 // consumer, so that no hub begins a lease of before, whether it has heard of the seek or not.
 func (d *Delivery) fresh(now int64) bool {
-	return now-max(d.touched, d.path().heard.Load()) < int64(d.group.fence.fresh)
+	return now-max(d.touched, d.path().Heard.Load()) < int64(d.group.fence.fresh)
 }
 
 // takeBack ends a lease whose event was not sent; the subscription keeps holding it.
@@ -271,7 +272,7 @@ func (d *Delivery) Deadline() time.Time {
 	s := d.m.sub
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.bus.clock.at(d.deadline)
+	return s.bus.clock.At(d.deadline)
 }
 
 // Ack settles the event for the group. It returns ErrNotLeased when the lease has ended. Ack does
@@ -382,7 +383,7 @@ func nakAfter(delay time.Duration) []byte {
 
 // extend moves the end of the lease d; nil: of the oldest one of id.
 func (s *Subscription) extend(d *Delivery, id string, dur time.Duration) bool {
-	now := s.bus.clock.now()
+	now := s.bus.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d == nil {

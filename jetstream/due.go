@@ -19,6 +19,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -66,20 +67,20 @@ func (k *schedules) run() {
 	p := k.publishing
 	tick := time.NewTicker(dueLook)
 	defer tick.Stop()
-	for p.conn.ctx.Err() == nil {
+	for p.conn.Ctx.Err() == nil {
 		again := tick.C
-		s, err := k.open(p.conn.ctx, false)
+		s, err := k.open(p.conn.Ctx, false)
 		if err == nil {
-			err = k.serve(p.conn.ctx, s)
+			err = k.serve(p.conn.Ctx, s)
 		}
 		if !errors.Is(err, event.ErrNotFound) && !errors.Is(err, errNoSchedules) {
-			if err != nil && p.conn.ctx.Err() == nil {
-				p.often.Log(p.conn.ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
+			if err != nil && p.conn.Ctx.Err() == nil {
+				p.often.Log(p.conn.Ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
 			}
 			again = time.After(dueAgain)
 		}
 		select {
-		case <-p.conn.ctx.Done():
+		case <-p.conn.Ctx.Done():
 		case <-k.found:
 		case <-again:
 		}
@@ -89,7 +90,7 @@ func (k *schedules) run() {
 // dueReader takes events that are due from the consumer.
 type dueReader struct {
 	*schedules
-	link  *link
+	link  *conn.Link
 	inbox string // of pulls, before their numbers
 	pulls uint64
 	came  chan *nats.Msg // has room for all that was asked for
@@ -141,13 +142,13 @@ type cancellation struct {
 // serve reads until ctx ends or something fails.
 func (k *schedules) serve(ctx context.Context, s *stream) error {
 	p := k.publishing
-	_, err := p.conn.js.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
+	_, err := p.conn.JS.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
 		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: p.cfg.AckWait,
 		MaxAckPending: dueAckPending, MaxDeliver: -1, Metadata: map[string]string{metaDue: "1"},
 	})
 	var info *natsjs.StreamInfo
 	if err == nil {
-		info, err = p.conn.findStream(ctx, delayedStream)
+		info, err = p.conn.FindStream(ctx, delayedStream)
 	}
 	if errors.Is(err, natsjs.ErrStreamNotFound) || errors.Is(err, event.ErrNotFound) {
 		k.forget(s)
@@ -155,14 +156,14 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
-	r := &dueReader{schedules: k, link: p.conn.links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.now() - int64(dueGauge)}
+	r := &dueReader{schedules: k, link: p.conn.Links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.Now() - int64(dueGauge)}
 	if first, err := p.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
 		return err
 	} else if first != nil {
-		r.oldest = first.time
+		r.oldest = first.Time
 	}
 	r.inbox = nats.NewInbox() + "."
-	sub, err := r.link.nc.ChanSubscribe(r.inbox+"*", r.came)
+	sub, err := r.link.NC.ChanSubscribe(r.inbox+"*", r.came)
 	if err != nil {
 		return err
 	}
@@ -173,7 +174,7 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 		defer cancel()
 		_ = k.out.Flush(ctx) // what is not acknowledged comes again
 	}()
-	cuts := r.link.cuts.Load()
+	cuts := r.link.Cuts.Load()
 	for {
 		r.gauge(ctx)
 		err := r.pull(ctx)
@@ -182,8 +183,8 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 			return ctx.Err()
 		case err != nil:
 			return err
-		case r.link.cuts.Load() != cuts:
-			return errCut
+		case r.link.Cuts.Load() != cuts:
+			return conn.ErrCut
 		}
 	}
 }
@@ -191,7 +192,7 @@ func (k *schedules) serve(ctx context.Context, s *stream) error {
 // gauge reports how many events wait.
 func (r *dueReader) gauge(ctx context.Context) {
 	p := r.publishing
-	if now := p.clock.now(); now-r.counted >= int64(dueGauge) {
+	if now := p.clock.Now(); now-r.counted >= int64(dueGauge) {
 		r.counted = now
 		if n, err := r.count(ctx, waitPrefix+">"); err == nil {
 			p.obs.Gauge(event.GaugeDelayed, float64(n))
@@ -204,7 +205,7 @@ func (r *dueReader) giveBack() {
 	for {
 		select {
 		case m := <-r.came:
-			if _, ok := parseAckSubject(m.Reply); ok {
+			if _, ok := conn.ParseAckSubject(m.Reply); ok {
 				r.settle(m.Reply, nakNow)
 			}
 		default:
@@ -214,19 +215,19 @@ func (r *dueReader) giveBack() {
 }
 
 // settle sends a settlement. One that is lost only makes the event come again.
-func (r *dueReader) settle(reply string, how []byte) { _ = r.link.nc.Publish(reply, how) }
+func (r *dueReader) settle(reply string, how []byte) { _ = r.link.NC.Publish(reply, how) }
 
 // pull asks for events and stores them until the request has ended.
 func (r *dueReader) pull(ctx context.Context) error {
 	p := r.publishing
-	most := max(dueBytes, int(r.link.nc.MaxPayload())+event.PayloadMargin) // an event always fits
+	most := max(dueBytes, int(r.link.NC.MaxPayload())+event.PayloadMargin) // an event always fits
 	req, err := json.Marshal(map[string]any{"batch": dueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
 	if err != nil {
 		return err
 	}
 	r.pulls++
 	inbox := r.inbox + strconv.FormatUint(r.pulls, 36) // what ends a pull names it
-	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: p.conn.api + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
+	if err := r.link.NC.PublishMsg(&nats.Msg{Subject: p.conn.API + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
 		return err
 	}
 	silence := time.NewTimer(dueWaits)
@@ -239,18 +240,18 @@ func (r *dueReader) pull(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-silence.C:
-			return errNoReply
+			return conn.ErrNoReply
 		}
 		silence.Reset(dueWaits)
 		events = events[:0]
 		for m != nil {
-			if meta, ok := parseAckSubject(m.Reply); ok {
+			if meta, ok := conn.ParseAckSubject(m.Reply); ok {
 				came++
 				ended = came == dueBatch
 				events = append(events, dueEvent{msg: m, meta: meta})
 			} else if status := m.Header.Get("Status"); status != "100" && m.Subject == inbox {
 				if ended = true; came == 0 && (status == "409" || status == "503") {
-					err = fmt.Errorf("%w: %s", errPullEnded, m.Header.Get("Description"))
+					err = fmt.Errorf("%w: %s", conn.ErrPullEnded, m.Header.Get("Description"))
 				}
 			}
 			m = nil
@@ -280,7 +281,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 // dueEvent is an event that is due.
 type dueEvent struct {
 	msg   *nats.Msg
-	meta  deliveryMeta
+	meta  conn.DeliveryMeta
 	begun bool
 }
 
@@ -309,10 +310,10 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 	if err := r.readCancelled(ctx); err != nil {
 		return err
 	}
-	if p.clock.stalled(p.clock.now()) {
+	if p.clock.Stalled(p.clock.Now()) {
 		return errStalled // others may have the events by now
 	}
-	if first := &events[0].meta; first.delivered <= 1 && first.streamSeq > r.began {
+	if first := &events[0].meta; first.Delivered <= 1 && first.StreamSeq > r.began {
 		clear(r.before) // the consumer is beyond those events
 	}
 	stored, err := r.lookUp(ctx, events)
@@ -329,7 +330,7 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 		case !ok:
 			p.often.Log(ctx, slog.LevelWarn, "a message among delayed events is none; it is removed", "", slog.String("subject", e.msg.Subject))
 			r.settle(e.msg.Reply, ackNow)
-		case r.isCancelled(mark, e.meta.streamSeq):
+		case r.isCancelled(mark, e.meta.StreamSeq):
 			if _, err := r.mark(ctx, cancelledPrefix+mark, true); err != nil {
 				return err
 			}
@@ -350,7 +351,7 @@ var errStalled = errors.New("the process stood still")
 // false for events of other topics.
 func (r *dueReader) waitsForRoom(e dueEvent) bool {
 	topic := subjectTopic(e.msg.Header.Get(headerTarget))
-	wait := r.full.wait(topic, r.publishing.clock.now())
+	wait := r.full.wait(topic, r.publishing.clock.Now())
 	if wait > 0 {
 		r.settle(e.msg.Reply, nakAfter(wait))
 	}
@@ -359,7 +360,7 @@ func (r *dueReader) waitsForRoom(e dueEvent) bool {
 
 // store publishes an event to its topic, and settles it when that is confirmed.
 func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts PublishOptions) {
-	publishing, due, reply, delivered := r.publishing, *e, e.msg.Reply, e.meta.delivered
+	publishing, due, reply, delivered := r.publishing, *e, e.msg.Reply, e.meta.Delivered
 	done := func(_ event.Receipt, err error) {
 		if err == nil {
 			r.settle(reply, ackNow)
@@ -371,7 +372,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 		wait := min(publishing.cfg.dueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
 		known := false
 		if refused, ok := errors.AsType[*event.Error](err); ok && refused.Code == event.CodeTopicFull {
-			known = !r.full.found(topic, publishing.clock.now(), wait)
+			known = !r.full.found(topic, publishing.clock.Now(), wait)
 		}
 		if !known {
 			publishing.often.Log(ctx, slog.LevelWarn, "failed to store a delayed event that is due; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
@@ -393,8 +394,8 @@ const DelayedGroup = "eventhub-delayed"
 // hopeless reports that an event was refused for what it is, or that its topic cannot be: the next
 // try fails too, unless somebody changes the topic. A topic that is full is none of these.
 func hopeless(err error) bool {
-	if refused, ok := errors.AsType[*apiError](err); ok {
-		return refused.Code == codeRefused && !storeFull(refused.ErrCode, refused.Description)
+	if refused, ok := errors.AsType[*conn.APIError](err); ok {
+		return refused.Code == conn.CodeRefused && !storeFull(refused.ErrCode, refused.Description)
 	}
 	known, ok := errors.AsType[*event.Error](err)
 	return ok && (known.Code == event.CodeBadTopic || known.Code == event.CodeBadOptions || tooLarge(err))
@@ -411,25 +412,25 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 		return false
 	}
 	// letters have none of their own
-	if p.conn.closing() || strings.HasPrefix(topic, dlqPrefix) {
+	if p.conn.Closing() || strings.HasPrefix(topic, dlqPrefix) {
 		<-r.letters
 		return false
 	}
-	p.conn.apart(func() {
+	p.conn.Apart(func() {
 		defer func() { <-r.letters }()
-		ctx, cancel := context.WithTimeout(ctx, publishWait)
+		ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 		defer cancel()
-		ts := time.Unix(0, e.meta.storedAt)
+		ts := time.Unix(0, e.meta.StoredAt)
 		original := &event.Event{
 			ID: opts.ID, TS: opts.TS, Topic: topic, Key: opts.Key, SID: opts.SID, Headers: opts.Headers, CausedBy: opts.CausedBy, Tags: opts.Tags,
-			Tombstone: opts.Tombstone, Payload: e.msg.Data, Stream: delayedStream, Sequence: e.meta.streamSeq, StoredAt: e.meta.storedAt,
+			Tombstone: opts.Tombstone, Payload: e.msg.Data, Stream: delayedStream, Sequence: e.meta.StreamSeq, StoredAt: e.meta.StoredAt,
 		}
 		if !opts.HasTS {
 			original.TS = ts.UnixMilli()
 		}
 		sum := sha256.Sum256([]byte(delayedStream + " " + e.msg.Header.Get(headerScheduleID)))
 		err := p.storeLetter(ctx, deadEvent{
-			original: original, group: DelayedGroup, reason: native.ShortReason(reasonOf(refused)), attempts: e.meta.delivered, at: time.Now(),
+			original: original, group: DelayedGroup, reason: native.ShortReason(reasonOf(refused)), attempts: e.meta.Delivered, at: time.Now(),
 			id: "dlq:" + hex.EncodeToString(sum[:16]), whole: true,
 		})
 		if err != nil {
@@ -451,7 +452,7 @@ func reasonOf(err error) string {
 	if known, ok := errors.AsType[*event.Error](err); ok {
 		reason += ": " + known.Msg
 	}
-	if refused, ok := errors.AsType[*apiError](err); ok {
+	if refused, ok := errors.AsType[*conn.APIError](err); ok {
 		reason += " (" + refused.Description + ")"
 	}
 	return reason
@@ -465,17 +466,17 @@ func (r *dueReader) readCancelled(ctx context.Context) error {
 		}
 	}
 	for {
-		m, err := r.publishing.conn.getMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
+		m, err := r.publishing.conn.GetMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
 		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		r.seen = m.seq
-		mark := m.subject[len(cancelledPrefix):]
+		r.seen = m.Seq
+		mark := m.Subject[len(cancelledPrefix):]
 		if _, met := r.cancelled[mark]; !met {
-			r.cancelled[mark] = cancellation{seq: m.seq, at: time.Now()}
+			r.cancelled[mark] = cancellation{seq: m.Seq, at: time.Now()}
 		}
 	}
 }
@@ -498,8 +499,8 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	t, _, err := p.streams.freshExisting(ctx, topic)
 	if err == nil {
 		since := farthest(r.oldest.Add(-dueSkew))
-		err = p.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *storedMsg) error {
-			ids[storedID(m.header, t.stream.name, m.seq)] = true
+		err = p.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *conn.StoredMsg) error {
+			ids[storedID(m.Header, t.stream.name, m.Seq)] = true
 			return nil
 		})
 	}
@@ -524,14 +525,14 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 	stored := make(map[int]bool)
 	for i := range events {
 		e := &events[i]
-		if e.meta.delivered <= 1 && e.meta.streamSeq > r.began {
+		if e.meta.Delivered <= 1 && e.meta.StreamSeq > r.began {
 			continue
 		}
 		topic, opts, ok := e.options()
 		if !ok {
 			continue
 		}
-		if e.meta.delivered <= 1 {
+		if e.meta.Delivered <= 1 {
 			before, err := r.storedBefore(ctx, topic)
 			if err != nil {
 				return nil, err
@@ -539,7 +540,7 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 			stored[i] = before[opts.ID]
 			continue
 		}
-		since := time.Unix(0, e.meta.storedAt).Add(-dueSkew)
+		since := time.Unix(0, e.meta.StoredAt).Add(-dueSkew)
 		s := searches[topic]
 		if s == nil {
 			if searches == nil {

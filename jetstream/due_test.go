@@ -9,6 +9,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // setMaxMsgSize changes the size of messages that the stream of a topic takes.
@@ -16,7 +17,7 @@ func setMaxMsgSize(t *testing.T, b *Bus, topic string, size int32) {
 	t.Helper()
 	cfg := streamInfo(t, b, objectName(topic)).Config
 	cfg.MaxMsgSize = size
-	if _, err := b.conn.js.UpdateStream(t.Context(), cfg); err != nil {
+	if _, err := b.conn.JS.UpdateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -78,15 +79,15 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 func TestADelayedEventThatFindsNoRoomBecomesNoDeadLetter(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]bool{
-		&apiError{Code: 503, ErrCode: errCodeStoreFailed, Description: "maximum bytes exceeded"}:            false,
-		&event.Error{Code: event.CodePublishFailed, Err: &apiError{Code: 503, ErrCode: errCodeStoreFailed}}: false,
-		&event.Error{Code: event.CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                          false,
-		&event.Error{Code: event.CodeTopicFull}:                                                             false,
-		&event.Error{Code: event.CodeOverloaded, Err: event.ErrNoStream}:                                    false,
-		errNoReply: false,
-		storageLow(&apiError{Code: codeRefused, ErrCode: errAccountResources}):                                                     false,
-		&event.Error{Code: event.CodePublishFailed, Err: &apiError{Code: codeRefused, ErrCode: errCodeTooLarge, Description: "x"}}: true,
-		&event.Error{Code: event.CodeBadTopic, Err: event.ErrNoStream}:                                                             true,
+		&conn.APIError{Code: 503, ErrCode: errCodeStoreFailed, Description: "maximum bytes exceeded"}:            false,
+		&event.Error{Code: event.CodePublishFailed, Err: &conn.APIError{Code: 503, ErrCode: errCodeStoreFailed}}: false,
+		&event.Error{Code: event.CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                               false,
+		&event.Error{Code: event.CodeTopicFull}:                                                                  false,
+		&event.Error{Code: event.CodeOverloaded, Err: event.ErrNoStream}:                                         false,
+		conn.ErrNoReply: false,
+		storageLow(&conn.APIError{Code: conn.CodeRefused, ErrCode: errAccountResources}):                                                     false,
+		&event.Error{Code: event.CodePublishFailed, Err: &conn.APIError{Code: conn.CodeRefused, ErrCode: errCodeTooLarge, Description: "x"}}: true,
+		&event.Error{Code: event.CodeBadTopic, Err: event.ErrNoStream}:                                                                       true,
 	} {
 		if got := hopeless(err); got != want {
 			t.Errorf("%v: %v", err, got)

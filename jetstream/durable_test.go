@@ -128,7 +128,7 @@ func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
 				})
 			}
 			eventually(t, "one consumer is left", func() bool {
-				s, err := one.conn.js.Stream(t.Context(), "race")
+				s, err := one.conn.JS.Stream(t.Context(), "race")
 				return err == nil && s.CachedInfo().State.Consumers == 1
 			})
 			for _, k := range append([]*taker{first}, members[:]...) {
@@ -169,7 +169,7 @@ func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	if err := b.records.sweepStream(t.Context(), topic.stream, 0); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := b.conn.js.Stream(t.Context(), "crash"); err != nil || s.CachedInfo().State.Consumers != 1 {
+	if s, err := b.conn.JS.Stream(t.Context(), "crash"); err != nil || s.CachedInfo().State.Consumers != 1 {
 		t.Errorf("%d consumers are left, %v", s.CachedInfo().State.Consumers, err)
 	}
 }

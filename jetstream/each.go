@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -27,7 +28,7 @@ func (k Keys) Each(ctx context.Context, f func(*event.Event) error) error {
 	r, topic := k.reads, k.topic
 	t, err := r.compacted(ctx, topic)
 	if err == nil {
-		_, err = r.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
+		_, err = r.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
 			if e, _, ok := t.entry(m); ok {
 				return stopped(f(e))
 			}
@@ -64,7 +65,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 	if err != nil {
 		return since, r.readFailed(err)
 	}
-	info, err := r.conn.findStream(ctx, t.bucket.stream)
+	info, err := r.conn.FindStream(ctx, t.bucket.stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return BucketPosition{}, nil
 	}
@@ -74,13 +75,13 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 	if !since.Created.Equal(native.StreamMade(info)) || info.State.LastSeq < since.Sequence {
 		since = BucketPosition{Created: native.StreamMade(info)}
 	}
-	err = r.readThrough(ctx, t.bucket.stream, since.Sequence+1, false, func(m *storedMsg) error {
+	err = r.readThrough(ctx, t.bucket.stream, since.Sequence+1, false, func(m *conn.StoredMsg) error {
 		if e, _, ok := t.entry(m); ok {
 			if err := f(e); err != nil {
 				return &stopError{err}
 			}
 		}
-		since.Sequence = m.seq
+		since.Sequence = m.Seq
 		return nil
 	})
 	if own, ok := errors.AsType[*stopError](err); ok {
@@ -98,7 +99,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 //
 // It has caught up when one direct get has reached the end of a replica that has all that the
 // leader had when it was asked before: what was passed earlier and is not replaced was there then.
-func (r *reads) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*storedMsg) error) (uint64, error) {
+func (r *reads) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*conn.StoredMsg) error) (uint64, error) {
 	all := allRead{core: r.core, stream: stream, created: created, subjects: subjects, f: f, from: from}
 	return all.run(ctx)
 }
@@ -123,7 +124,7 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 		if failed++; failed == readAgain {
 			return r.from, cmp.Or(err, errBehind)
 		}
-		if err := r.core.conn.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.core.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return r.from, err
 		}
 	}
@@ -139,7 +140,7 @@ type allRead struct {
 	core     *core
 	stream   string
 	subjects []string
-	f        func(*storedMsg) error
+	f        func(*conn.StoredMsg) error
 
 	from    uint64
 	created time.Time
@@ -150,7 +151,7 @@ type allRead struct {
 
 // round reads on, and reports whether it has caught up.
 func (r *allRead) round(ctx context.Context) (done bool, err error) {
-	info, err := r.core.conn.findStream(ctx, r.stream) // the leader answers
+	info, err := r.core.conn.FindStream(ctx, r.stream) // the leader answers
 	if err != nil {
 		return false, err
 	}
@@ -161,7 +162,7 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	case !native.StreamMade(info).Equal(r.created):
 		return false, errAnew
 	}
-	const many = 2 * maxDirect // one consumer costs less than so many counts
+	const many = 2 * conn.MaxDirect // one consumer costs less than so many counts
 	switch {
 	case end+1 < r.from:
 		return false, errBehind // a new leader may be, for a moment
@@ -172,21 +173,21 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 		r.from, err = r.core.readOn(ctx, r.stream, r.from, math.MaxUint64-1, false, r.f)
 		return false, err
 	}
-	next, got, err := r.core.readBatch(ctx, r.stream, directQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
+	next, got, err := r.core.readBatch(ctx, r.stream, conn.DirectQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
 	began := r.from
 	// a consumer hands on what has a header that no client can read
-	if err == nil && got.garbled && r.subjects == nil && !r.few {
+	if err == nil && got.Garbled && r.subjects == nil && !r.few {
 		_, err = r.core.readOn(ctx, r.stream, began, next-1, false, r.f)
 	}
-	if err == nil || next > began && !got.garbled {
-		r.from, r.little = next, got.pending <= many
+	if err == nil || next > began && !got.Garbled {
+		r.from, r.little = next, got.Pending <= many
 	}
 	switch {
-	case err != nil || got.pending > 0:
+	case err != nil || got.Pending > 0:
 		return false, err
 	case next > end:
 		return true, nil
-	case got.upTo > 0 || next > began:
+	case got.UpTo > 0 || next > began:
 		return false, nil // that replica is behind, or just a little
 	}
 	// That replica has nothing. Perhaps there is nothing: the last message may not be replaced but
@@ -198,7 +199,7 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 // leaderNext asks the leader of a stream for the first message from a sequence on, or since a
 // moment of storage where seq is 0; of given subjects if there are any. It is nil when there is
 // none.
-func (c *core) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *storedMsg, err error) {
+func (c *core) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *conn.StoredMsg, err error) {
 	if subjects == nil {
 		subjects = []string{">"}
 	}
@@ -207,12 +208,12 @@ func (c *core) leaderNext(ctx context.Context, stream string, seq uint64, since 
 		if seq == 0 {
 			query = map[string]any{"next_by_subj": subject, "start_time": since}
 		}
-		m, err := c.conn.getMsg(ctx, stream, query)
+		m, err := c.conn.GetMsg(ctx, stream, query)
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return nil, err
-		case first == nil || m.seq < first.seq:
+		case first == nil || m.Seq < first.Seq:
 			first = m
 		}
 	}

@@ -17,15 +17,15 @@ func TestBucketMadeAnewWhileItIsRead(t *testing.T) {
 	want := fill(t, b, "state.a", 6_000, 6_000, rand.New(rand.NewPCG(7, 8)))
 	anew := func() {
 		const bucket = "KV_latest_state_a"
-		info, err := b.conn.findStream(t.Context(), bucket)
+		info, err := b.conn.FindStream(t.Context(), bucket)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.conn.js.DeleteStream(t.Context(), bucket); err != nil {
+		if err := b.conn.JS.DeleteStream(t.Context(), bucket); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the bucket is created again", func() bool {
-			_, err := b.conn.js.CreateStream(t.Context(), info.Config)
+			_, err := b.conn.JS.CreateStream(t.Context(), info.Config)
 			return err == nil
 		})
 	}
@@ -66,13 +66,13 @@ func TestBucketWithoutDirectReads(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: compactedRules})
 	filled(t, b, "state.a", "k", set(t, b, "state.a", "k", "1"))
-	info, err := b.conn.findStream(t.Context(), "KV_latest_state_a")
+	info, err := b.conn.FindStream(t.Context(), "KV_latest_state_a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := info.Config
 	cfg.AllowDirect = false
-	if _, err := b.conn.js.UpdateStream(t.Context(), cfg); err != nil {
+	if _, err := b.conn.JS.UpdateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	none := func(*event.Event) error { return nil }
@@ -97,7 +97,7 @@ func TestFarFuture(t *testing.T) {
 		if err := b.History("a").Scan(t.Context(), ScanOptions{From: FromTime(time.UnixMilli(ts))}, func(*event.Event) error { n++; return nil }); err != nil || n > 0 {
 			t.Errorf("ts %d: %d events, %v", ts, n, err)
 		}
-		info, err := b.conn.findStream(t.Context(), "a")
+		info, err := b.conn.FindStream(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}

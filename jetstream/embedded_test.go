@@ -48,7 +48,7 @@ func TestNativeLeasesOutliveARestart(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, Config{Server: natstest.Embed(t, dir)})
 	publish(t, b, "native", "1", "2")
-	c, err := b.conn.js.CreateConsumer(t.Context(), "native", natsjs.ConsumerConfig{Durable: "mine", AckPolicy: natsjs.AckExplicitPolicy, AckWait: time.Hour})
+	c, err := b.conn.JS.CreateConsumer(t.Context(), "native", natsjs.ConsumerConfig{Durable: "mine", AckPolicy: natsjs.AckExplicitPolicy, AckWait: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestNativeLeasesOutliveARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	b = open(t, Config{Server: natstest.Embed(t, dir)})
-	if c, err = b.conn.js.Consumer(t.Context(), "native", "mine"); err != nil {
+	if c, err = b.conn.JS.Consumer(t.Context(), "native", "mine"); err != nil {
 		t.Fatal(err)
 	}
 	m, err := c.Next()

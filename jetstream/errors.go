@@ -4,6 +4,8 @@ import (
 	"errors"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // Refused reports whether err, the error of a publish, is a refusal by the stream, for example
@@ -12,7 +14,7 @@ import (
 // stream that has begun to store an event with the same id, nor a NATS that has no room for any
 // event.
 func Refused(err error) bool {
-	refused, ok := errors.AsType[*apiError](err)
+	refused, ok := errors.AsType[*conn.APIError](err)
 	return ok && refused.ErrCode != errNoClusterLeader && refused.ErrCode != errIDInProcess && !storeFull(refused.ErrCode, refused.Description)
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // An event that is repeated before the copies of its stream have the first is not refused: the
@@ -57,10 +58,10 @@ func TestFailuresThatPass(t *testing.T) {
 		err  error
 		want bool
 	}{
-		{&apiError{Code: 400, ErrCode: errCodeTooLarge}, true},
-		{&apiError{Code: 503, ErrCode: errCodeStoreFailed}, true},
-		{&apiError{Code: 503, ErrCode: 10008, Description: "JetStream system temporarily unavailable"}, false},
-		{&apiError{Code: 409, ErrCode: 10158, Description: "duplicate message id is in process"}, false},
+		{&conn.APIError{Code: 400, ErrCode: errCodeTooLarge}, true},
+		{&conn.APIError{Code: 503, ErrCode: errCodeStoreFailed}, true},
+		{&conn.APIError{Code: 503, ErrCode: 10008, Description: "JetStream system temporarily unavailable"}, false},
+		{&conn.APIError{Code: 409, ErrCode: 10158, Description: "duplicate message id is in process"}, false},
 		{nats.ErrNoResponders, false},
 		{errors.New("another"), false},
 		{nil, false},

@@ -16,6 +16,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -75,9 +76,9 @@ func concurrently(n int, f func(i int) error) error {
 func streamNames(ctx context.Context, c *core) (names []string, err error) {
 	for offset := 0; ; {
 		var page struct {
-			Error   *apiError `json:"error"`
-			Total   int       `json:"total"`
-			Streams []string  `json:"streams"`
+			Error   *conn.APIError `json:"error"`
+			Total   int            `json:"total"`
+			Streams []string       `json:"streams"`
 		}
 		if err := askPage(ctx, c, "STREAM.NAMES", offset, &page); err != nil {
 			return nil, c.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
@@ -104,13 +105,13 @@ func askPage(ctx context.Context, c *core, api string, offset int, into any) err
 	if err != nil {
 		return err
 	}
-	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-		return c.conn.link().request(ctx, c.conn.api+api, req)
+	reply, err := conn.Again(ctx, func(ctx context.Context) (*nats.Msg, error) {
+		return c.conn.Link().Request(ctx, c.conn.API+api, req)
 	})
 	switch {
 	case err != nil:
 		return err
-	case noResponders(reply):
+	case conn.NoResponders(reply):
 		return nats.ErrNoResponders
 	}
 	return json.Unmarshal(reply.Data, into)
@@ -170,7 +171,7 @@ func consumerPages(ctx context.Context, c *core, stream, after string, offset in
 // its pages where some are missing.
 func askConsumers(ctx context.Context, c *core, stream string, offset int) (page consumerPage, limit int, err error) {
 	var got struct {
-		Error     *apiError              `json:"error"`
+		Error     *conn.APIError         `json:"error"`
 		Total     int                    `json:"total"`
 		Limit     int                    `json:"limit"`
 		Consumers []*natsjs.ConsumerInfo `json:"consumers"`
@@ -239,7 +240,7 @@ func (r *groupReader) remember(ctx context.Context, streams []string, earlier ma
 	return concurrently(len(streams), func(i int) error {
 		var info *natsjs.StreamInfo
 		err := r.within(ctx, streams[i], func(ctx context.Context) (err error) {
-			info, err = r.admin.conn.findStream(ctx, streams[i])
+			info, err = r.admin.conn.FindStream(ctx, streams[i])
 			return err
 		})
 		if errors.Is(err, event.ErrNotFound) || errors.Is(err, errSilent) {
@@ -331,7 +332,7 @@ func (r *groupReader) oldestCopy(ctx context.Context, queue *natsjs.ConsumerInfo
 	err = r.within(ctx, putBackStream, func(ctx context.Context) error {
 		m, err := r.admin.leaderNext(ctx, putBackStream, floorOf(queue)+1, time.Time{}, []string{queueSubject(queue.Name) + ">"})
 		if m != nil {
-			at = m.time
+			at = m.Time
 		}
 		return err
 	})
@@ -351,7 +352,7 @@ func (r *groupReader) oldestBehind(ctx context.Context, t *topicInfo, floor uint
 		err = r.within(ctx, t.stream.name, func(ctx context.Context) error {
 			m, err := r.admin.reads.nextStored(ctx, t, &walkOptions{}, floor)
 			if m != nil {
-				at = m.time
+				at = m.Time
 			}
 			return err
 		})

@@ -8,6 +8,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // IDSearch configures FindIDs.
@@ -49,9 +50,9 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	}
 	found = make(map[string]bool)
 	seen := 0
-	err = r.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *storedMsg) error {
+	err = r.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *conn.StoredMsg) error {
 		seen++
-		if id := storedID(m.header, t.stream.name, m.seq); wanted[id] {
+		if id := storedID(m.Header, t.stream.name, m.Seq); wanted[id] {
 			found[id] = true
 			if len(found) == len(wanted) {
 				return errStopWalk
@@ -68,7 +69,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	if seen >= s.Max {
 		return found, false, nil
 	}
-	info, err := r.conn.findStream(ctx, t.stream.name)
+	info, err := r.conn.FindStream(ctx, t.stream.name)
 	if err != nil {
 		return nil, false, r.unavailable(err)
 	}
@@ -96,7 +97,7 @@ func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
 	if err := ValidTopic(topic); err != nil {
 		return 0, err
 	}
-	info, err := r.conn.findStream(ctx, r.rules.Of(topic).StreamName(topic))
+	info, err := r.conn.FindStream(ctx, r.rules.Of(topic).StreamName(topic))
 	if err != nil {
 		if errors.Is(err, event.ErrNotFound) {
 			return 0, event.ErrNotFound

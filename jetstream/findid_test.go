@@ -31,7 +31,7 @@ func TestFindIDs(t *testing.T) {
 	put("fam.y", "k", "2")
 	put("few", "k", "1", "2", "3", "4", "5")
 	for _, name := range []string{"one", "whole"} {
-		if _, err := b.conn.js.CreateStream(t.Context(), natsjs.StreamConfig{
+		if _, err := b.conn.JS.CreateStream(t.Context(), natsjs.StreamConfig{
 			Name: name, Subjects: []string{"event." + name, "keyed.*." + name}, MaxMsgsPerSubject: 1, Duplicates: time.Minute,
 		}); err != nil {
 			t.Fatal(err)
@@ -42,7 +42,7 @@ func TestFindIDs(t *testing.T) {
 	// Of what topic old keeps for a week, a native client removes the first; of brief, the server
 	// does.
 	put("old", "", "0", "2")
-	old, err := b.conn.js.Stream(t.Context(), "old")
+	old, err := b.conn.JS.Stream(t.Context(), "old")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestFindIDs(t *testing.T) {
 	}
 	put("brief", "", "1")
 	eventually(t, "the event is dropped", func() bool {
-		info, err := b.conn.findStream(t.Context(), "brief")
+		info, err := b.conn.FindStream(t.Context(), "brief")
 		return err == nil && info.State.Msgs == 0
 	})
 	expired := time.Now().Add(time.Millisecond)
@@ -104,7 +104,7 @@ func TestFindIDs(t *testing.T) {
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	s, err := b.conn.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "full", Subjects: []string{"event.full", "keyed.*.full"}, MaxMsgs: 1, Discard: natsjs.DiscardNew})
+	s, err := b.conn.JS.CreateStream(t.Context(), natsjs.StreamConfig{Name: "full", Subjects: []string{"event.full", "keyed.*.full"}, MaxMsgs: 1, Discard: natsjs.DiscardNew})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // Times of following a bucket.
@@ -35,13 +37,13 @@ type sharedBucket struct {
 
 // open opens the bucket, and makes it if it is not there.
 func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	c := s.core
-	kv, err := c.conn.js.KeyValue(ctx, s.name)
+	kv, err := c.conn.JS.KeyValue(ctx, s.name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		if _, err = c.conn.js.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-			kv, err = c.conn.js.KeyValue(ctx, s.name)
+		if _, err = c.conn.JS.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+			kv, err = c.conn.JS.KeyValue(ctx, s.name)
 		}
 	}
 	if err != nil {
@@ -98,7 +100,7 @@ func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key s
 // watch returns nil when the connection was created again: what the server sent meanwhile is
 // unknown.
 func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string, []byte)) error {
-	nc := s.core.conn.js.Conn()
+	nc := s.core.conn.JS.Conn()
 	connected := nc.StatusChanged(nats.CONNECTED)
 	defer nc.RemoveStatusListener(connected)
 	kv, err := s.open(ctx)
@@ -159,7 +161,7 @@ func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string
 func (s sharedBucket) last(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, followCheck)
 	defer cancel()
-	info, err := s.core.conn.findStream(ctx, s.stream())
+	info, err := s.core.conn.FindStream(ctx, s.stream())
 	if err != nil {
 		return 0, err
 	}

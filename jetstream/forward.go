@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/panics"
 	"eventhub/jetstream/quota"
 )
@@ -87,12 +88,12 @@ func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, whi
 	msg = append(append(msg, macOf(key, body)...), body...)
 	ctx, cancel := context.WithTimeout(ctx, forwardWait)
 	defer cancel()
-	reply, err := h.conn.link().request(ctx, hubInbox+hub, msg)
+	reply, err := h.conn.Link().Request(ctx, hubInbox+hub, msg)
 	switch {
 	case err != nil:
 		h.log.DebugContext(ctx, "no answer from the hub that holds a lease; the client may settle again", slog.String("hub", hub), slog.Any("error", err))
 		return nil, ErrHubSilent
-	case noResponders(reply):
+	case conn.NoResponders(reply):
 		return nil, event.ErrNotLeased // the hub is gone, or cut off, and its leases with it
 	case len(reply.Data) != len(which):
 		return nil, ErrHubSilent
@@ -102,8 +103,8 @@ func (h *handleTable) ask(ctx context.Context, hub string, handles []Handle, whi
 
 // listen takes what other hubs forward, over all connections: one of them may be cut.
 func (h *handleTable) listen() error {
-	for _, l := range h.conn.links {
-		if _, err := l.nc.QueueSubscribe(hubInbox+h.hub, "hub", h.surviving("settlement of another hub", h.receive)); err != nil {
+	for _, l := range h.conn.Links {
+		if _, err := l.NC.QueueSubscribe(hubInbox+h.hub, "hub", h.surviving("settlement of another hub", h.receive)); err != nil {
 			return err
 		}
 	}

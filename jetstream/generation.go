@@ -15,6 +15,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -110,14 +111,14 @@ func (c *core) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs
 	if c.cfg.Server != nil && c.cfg.Server.InMemory() {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	kv, err := whenUp(ctx, c.conn, func() (natsjs.KeyValue, error) { return openOrMake(ctx, c.conn.js.within(c.cfg.openWait), cfg) })
+	kv, err := conn.WhenUp(ctx, c.conn, func() (natsjs.KeyValue, error) { return openOrMake(ctx, c.conn.JS.Within(c.cfg.openWait), cfg) })
 	if err != nil {
 		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets, and that enough servers of the cluster are up for %d replicas", cfg.Bucket, err, c.cfg.Replicas)
 	}
 	return kv, nil
 }
 
-func openOrMake(ctx context.Context, js manager, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
+func openOrMake(ctx context.Context, js natsjs.JetStream, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
 	kv, err := js.KeyValue(ctx, cfg.Bucket)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
 		kv, err = js.CreateKeyValue(ctx, cfg)
@@ -136,19 +137,19 @@ func groupKey(t *topicInfo, group string) string {
 // seek has left.
 func (p *generations) get(ctx context.Context, t *topicInfo, group string) (generation, error) {
 	plain := generation{Generation: native.Generation{Number: 1, Consumer: t.consumerName(group)}}
-	m, err := p.records.conn.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
+	m, err := p.records.conn.LastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
 	if errors.Is(err, event.ErrNotFound) {
 		return plain, nil
 	}
 	if err != nil {
 		return generation{}, err
 	}
-	plain.revision = m.seq
-	if op := m.header.Get("KV-Operation"); op == "DEL" || op == "PURGE" {
+	plain.revision = m.Seq
+	if op := m.Header.Get("KV-Operation"); op == "DEL" || op == "PURGE" {
 		return plain, nil
 	}
-	stored := generation{revision: m.seq}
-	if err := json.Unmarshal(m.data, &stored); err != nil {
+	stored := generation{revision: m.Seq}
+	if err := json.Unmarshal(m.Data, &stored); err != nil {
 		return generation{}, fmt.Errorf("jetstream: generation of group %q on stream %s is unreadable: %w; delete the entry to start the group anew", group, t.stream.name, err)
 	}
 	if !stored.Stream.Equal(t.stream.created) {
@@ -170,11 +171,11 @@ func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old,
 
 // update replaces an entry of a revision, and put replaces whatever is there.
 func (p *generations) update(ctx context.Context, key string, value []byte, was uint64) (revision uint64, err error) {
-	return untilHeard(ctx, func(ctx context.Context) (uint64, error) { return p.kv.Update(ctx, key, value, was) })
+	return conn.UntilHeard(ctx, func(ctx context.Context) (uint64, error) { return p.kv.Update(ctx, key, value, was) })
 }
 
 func (p *generations) put(ctx context.Context, key string, value []byte) (revision uint64, err error) {
-	return untilHeard(ctx, func(ctx context.Context) (uint64, error) { return p.kv.Put(ctx, key, value) })
+	return conn.UntilHeard(ctx, func(ctx context.Context) (uint64, error) { return p.kv.Put(ctx, key, value) })
 }
 
 // markDeleted notes that a topic's stream is deleted on purpose, and that something of the topic
@@ -215,15 +216,15 @@ func movedOr(err error) error {
 }
 
 // readGeneration decodes an entry, and reports whether it is one.
-func readGeneration(m *storedMsg) (generation, bool) {
+func readGeneration(m *conn.StoredMsg) (generation, bool) {
 	var g generation
-	err := json.Unmarshal(m.data, &g)
+	err := json.Unmarshal(m.Data, &g)
 	return g, err == nil
 }
 
 // deletion reads the mark of a topic's stream at the leader; the zero value if there is none.
 func (p *generations) deletion(ctx context.Context, stream string) (generation, error) {
-	m, err := p.records.conn.lastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
+	m, err := p.records.conn.LastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return generation{}, nil
 	}
@@ -234,7 +235,7 @@ func (p *generations) deletion(ctx context.Context, stream string) (generation, 
 	if !readable || !mark.Deleted {
 		return generation{}, nil
 	}
-	mark.revision = m.seq
+	mark.revision = m.Seq
 	return mark, nil
 }
 
@@ -253,12 +254,12 @@ func (p *generations) follow() {
 	// After an interruption, all generations are read: one may have been missed.
 	var from []natsjs.WatchOpt
 	live := true
-	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.records.conn.ctx.Err() == nil; opts, live = from, false {
-		if err := p.watch(opts, live); err != nil && p.records.conn.ctx.Err() == nil {
-			p.records.often.Log(p.records.conn.ctx, slog.LevelWarn, "moves of groups cannot be followed now; they are noticed at the next pull", "", slog.Any("error", err))
+	for opts := []natsjs.WatchOpt{natsjs.UpdatesOnly()}; p.records.conn.Ctx.Err() == nil; opts, live = from, false {
+		if err := p.watch(opts, live); err != nil && p.records.conn.Ctx.Err() == nil {
+			p.records.often.Log(p.records.conn.Ctx, slog.LevelWarn, "moves of groups cannot be followed now; they are noticed at the next pull", "", slog.Any("error", err))
 		}
 		select {
-		case <-p.records.conn.ctx.Done():
+		case <-p.records.conn.Ctx.Done():
 		case <-time.After(time.Second):
 		}
 	}
@@ -266,14 +267,14 @@ func (p *generations) follow() {
 
 // watch follows the bucket. live says that it begins with what changes now.
 func (p *generations) watch(opts []natsjs.WatchOpt, live bool) error {
-	w, err := p.kv.WatchAll(p.records.conn.ctx, opts...)
+	w, err := p.kv.WatchAll(p.records.conn.Ctx, opts...)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = w.Stop() }()
 	for {
 		select {
-		case <-p.records.conn.ctx.Done():
+		case <-p.records.conn.Ctx.Done():
 			return nil
 		case e, open := <-w.Updates():
 			if !open {
@@ -307,16 +308,16 @@ func (b *Bus) sweepGroups() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.conn.ctx.Done():
+		case <-b.conn.Ctx.Done():
 			return
 		case <-tick.C:
-			if err := b.streams.makers.sweep(b.conn.ctx, "", sweepAge); err != nil && b.conn.ctx.Err() == nil {
+			if err := b.streams.makers.sweep(b.conn.Ctx, "", sweepAge); err != nil && b.conn.Ctx.Err() == nil {
 				b.log.Warn("failed to look for notes of groups that are gone; retrying", slog.Any("error", err))
 			}
-			if err := b.records.generations.sweep(b.conn.ctx, deletedAge); err != nil && b.conn.ctx.Err() == nil {
+			if err := b.records.generations.sweep(b.conn.Ctx, deletedAge); err != nil && b.conn.Ctx.Err() == nil {
 				b.log.Warn("failed to look for marks of deleted groups; retrying", slog.Any("error", err))
 			}
-			if err := b.queues.sweepPutBack(b.conn.ctx, sweepAge); err != nil && b.conn.ctx.Err() == nil {
+			if err := b.queues.sweepPutBack(b.conn.Ctx, sweepAge); err != nil && b.conn.Ctx.Err() == nil {
 				b.log.Warn("failed to look for events that were put back to groups that are gone; retrying", slog.Any("error", err))
 			}
 			b.streams.topics.mu.RLock()
@@ -326,7 +327,7 @@ func (b *Bus) sweepGroups() {
 			}
 			b.streams.topics.mu.RUnlock()
 			for _, s := range streams {
-				if err := b.records.sweepStream(b.conn.ctx, s, sweepAge); err != nil && b.conn.ctx.Err() == nil {
+				if err := b.records.sweepStream(b.conn.Ctx, s, sweepAge); err != nil && b.conn.Ctx.Err() == nil {
 					b.log.Warn("left consumers could not be looked for", slog.String("stream", s.name), slog.Any("error", err))
 				}
 			}
@@ -336,7 +337,7 @@ func (b *Bus) sweepGroups() {
 
 // sweepStream removes the consumers older than age that a group has left, or never came to.
 func (r *records) sweepStream(ctx context.Context, s *stream, age time.Duration) error {
-	handle, err := r.conn.js.Stream(ctx, s.name)
+	handle, err := r.conn.JS.Stream(ctx, s.name)
 	if err != nil {
 		return err
 	}
@@ -371,19 +372,19 @@ func (r *records) sweepStream(ctx context.Context, s *stream, age time.Duration)
 func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	before := time.Now().Add(-age)
 	unfinished := make(map[string]uint64) // streams, and the revisions of their marks
-	var old []*storedMsg
-	err := p.records.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *storedMsg) error {
+	var old []*conn.StoredMsg
+	err := p.records.readThrough(ctx, "KV_"+groupsBucket, 1, false, func(m *conn.StoredMsg) error {
 		g, readable := readGeneration(m)
 		if !readable {
 			return nil
 		}
 		if g.Unfinished != "" {
-			if time.Since(m.time) > min(age, sweepAge) {
-				unfinished[strings.TrimPrefix(m.subject, "$KV."+groupsBucket+".")] = m.seq
+			if time.Since(m.Time) > min(age, sweepAge) {
+				unfinished[strings.TrimPrefix(m.Subject, "$KV."+groupsBucket+".")] = m.Seq
 			}
 			return nil
 		}
-		if m.time.Before(before) && (g.Deleted || strings.HasPrefix(m.subject, "$KV."+groupsBucket+"."+heldPrefix)) {
+		if m.Time.Before(before) && (g.Deleted || strings.HasPrefix(m.Subject, "$KV."+groupsBucket+"."+heldPrefix)) {
 			old = append(old, m)
 		}
 		return nil
@@ -396,7 +397,7 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 		failed = errors.Join(failed, p.records.recordHooks.endDeletion(ctx, stream, revision))
 	}
 	for _, m := range old {
-		if err := p.records.purge(ctx, groupsBucket, m.subject, m.seq); err != nil {
+		if err := p.records.purge(ctx, groupsBucket, m.Subject, m.Seq); err != nil {
 			return errors.Join(failed, err)
 		}
 	}

@@ -79,9 +79,9 @@ func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, rev
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
 		created: native.ConsumerMade(info), memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker], slots: slotsOf(info),
 		first: max(info.Config.OptStartSeq, 1), past: known,
-		next:  b.conn.api + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
-		info:  b.conn.api + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
-		paths: make([]path, len(b.conn.links)),
+		next:  b.conn.API + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
+		info:  b.conn.API + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
+		paths: make([]path, len(b.conn.Links)),
 		track: newTrack(info),
 		sight: newSight(t, info),
 	}
@@ -306,7 +306,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 	}
 	cfg := info.Config
 	cfg.InactiveThreshold = 0
-	_, err := b.conn.js.UpdateConsumer(ctx, t.stream.name, cfg)
+	_, err := b.conn.JS.UpdateConsumer(ctx, t.stream.name, cfg)
 	if errors.Is(err, natsjs.ErrConsumerDoesNotExist) || errors.Is(err, natsjs.ErrConsumerNotFound) {
 		return nil, errGroupMoved // it ended at this moment
 	}
@@ -394,7 +394,7 @@ func (s *streams) freshTopic(ctx context.Context, topic, client string) (*topicI
 		if err != nil {
 			return nil, natsjs.StreamState{}, err
 		}
-		info, err := s.conn.findStream(ctx, t.stream.name)
+		info, err := s.conn.FindStream(ctx, t.stream.name)
 		if err == nil && native.StreamMade(info).Equal(t.stream.created) {
 			return t, info.State, nil
 		}
@@ -413,7 +413,7 @@ func (s *streams) freshExisting(ctx context.Context, topic string) (*topicInfo, 
 	if err != nil {
 		return nil, natsjs.StreamState{}, err
 	}
-	info, err := s.conn.findStream(ctx, t.stream.name)
+	info, err := s.conn.FindStream(ctx, t.stream.name)
 	switch {
 	case errors.Is(err, event.ErrNotFound):
 		s.forget(t.stream)
@@ -434,7 +434,7 @@ func gone(err error) bool { return errors.Is(err, event.ErrNotFound) || errors.I
 
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
 func (r *records) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
-	c, err := r.conn.js.Consumer(ctx, t.stream.name, name)
+	c, err := r.conn.JS.Consumer(ctx, t.stream.name, name)
 	switch {
 	case errors.Is(err, natsjs.ErrConsumerNotFound):
 		return nil, event.ErrNotFound
@@ -476,7 +476,7 @@ func (r *records) createConsumer(ctx context.Context, t *topicInfo, group, name 
 		cfg.InactiveThreshold = from.ttl
 		cfg.MemoryStorage = from.ttl <= memoryTTL
 	}
-	c, err := r.conn.js.CreateConsumer(ctx, t.stream.name, cfg)
+	c, err := r.conn.JS.CreateConsumer(ctx, t.stream.name, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &event.Error{Code: event.CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one: have some deleted, or let them end by opts.groupTtlMs"}
 	}
@@ -488,7 +488,7 @@ func (r *records) createConsumer(ctx context.Context, t *topicInfo, group, name 
 
 // deleteConsumer deletes a consumer that no group uses.
 func (c *core) deleteConsumer(ctx context.Context, stream, name string) {
-	if err := c.conn.js.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
+	if err := c.conn.JS.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
 		c.often.Log(ctx, slog.LevelWarn, "a consumer that no group uses could not be deleted", stream, slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
 	}
 }

@@ -299,7 +299,7 @@ func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 	}
 	topic := b.streams.known("seeks")
 	eventually(t, "one consumer", func() bool {
-		s, err := b.conn.js.Stream(t.Context(), topic.stream.name)
+		s, err := b.conn.JS.Stream(t.Context(), topic.stream.name)
 		return err == nil && s.CachedInfo().State.Consumers == 1
 	})
 }
@@ -323,7 +323,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	if err := b.records.sweepStream(t.Context(), topic.stream, 0); err != nil {
 		t.Fatal(err)
 	}
-	s, err := b.conn.js.Stream(t.Context(), topic.stream.name)
+	s, err := b.conn.JS.Stream(t.Context(), topic.stream.name)
 	if err != nil || s.CachedInfo().State.Consumers != 2 {
 		t.Errorf("%d consumers are left, %v", s.CachedInfo().State.Consumers, err)
 	}
@@ -337,7 +337,7 @@ func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
 	k := take(t, b, "del", "g", SubscribeOptions{From: FromEarliest})
 	k.payloads(3)
 	held := k.next() // 3
-	if err := b.conn.js.DeleteConsumer(t.Context(), "del", "g"); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), "del", "g"); err != nil {
 		t.Fatal(err)
 	}
 	d := k.next()
@@ -362,7 +362,7 @@ func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
 	}
 	k := take(t, b, "anew", "g", SubscribeOptions{})
 	k.payloads(3)
-	if err := b.conn.js.DeleteStream(t.Context(), "anew"); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), "anew"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "a new stream", func() bool {
@@ -422,7 +422,7 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	publish(t, one, "remade", "old")
-	if err := two.conn.js.DeleteStream(t.Context(), "remade"); err != nil {
+	if err := two.conn.JS.DeleteStream(t.Context(), "remade"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "a new stream", func() bool {
@@ -495,7 +495,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 		defer k.sub.mu.Unlock()
 		return k.sub.members[0].group.consumer == ptr.Consumer
 	})
-	if err := b.conn.js.DeleteConsumer(t.Context(), "moved", ptr.Consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), "moved", ptr.Consumer); err != nil {
 		t.Fatal(err)
 	}
 	k.sub.Resume()
@@ -574,13 +574,13 @@ func TestReadsMakeNothingAndCountForNothing(t *testing.T) {
 		}
 	}
 	publish(t, b, "r3", "2")
-	if err := full.conn.js.DeleteStream(t.Context(), "r3"); err != nil {
+	if err := full.conn.JS.DeleteStream(t.Context(), "r3"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.Group("r3", "g").Cursor(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := full.conn.findStream(t.Context(), "r3"); !errors.Is(err, event.ErrNotFound) {
+	if _, err := full.conn.FindStream(t.Context(), "r3"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("a read made the stream anew: %v", err)
 	}
 }

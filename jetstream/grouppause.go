@@ -126,7 +126,7 @@ func (r *records) pauseConsumer(ctx context.Context, t *topicInfo, consumer stri
 
 // pausedConsumer is pauseConsumer. It reports whether the time was still to come.
 func (r *records) pausedConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) (bool, error) {
-	answer, err := r.conn.js.PauseConsumer(ctx, t.stream.name, consumer, until)
+	answer, err := r.conn.JS.PauseConsumer(ctx, t.stream.name, consumer, until)
 	if errors.Is(err, natsjs.ErrConsumerNotFound) {
 		return false, errGroupMoved
 	}

@@ -35,10 +35,10 @@ func (r *groupRegistry) share(g *group) *group {
 		}
 		return known
 	}
-	now := r.clock.now()
+	now := r.clock.Now()
 	for i := range g.paths {
 		g.paths[i].group = g
-		g.paths[i].reset(now)
+		g.paths[i].Reset(now)
 	}
 	g.users, g.members = 1, make(map[*Subscription]struct{})
 	r.resting.wake(g)

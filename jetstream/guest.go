@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // How an owner and a hub with members of its group, a guest, talk over NATS, without JetStream:
@@ -90,7 +92,7 @@ type hostNews struct {
 // guest is a hub with members of a group that this hub owns.
 type guest struct {
 	w    *owner
-	link *link
+	link *conn.Link
 	hub  string
 	made int64 // when the session was asked for
 	data string
@@ -129,8 +131,8 @@ func guestRight(f *fence) time.Duration { return (f.ackWait - f.usable) / 2 }
 
 // listenOrders takes requests for sessions, over all connections.
 func (b *Bus) listenOrders() error {
-	for _, l := range b.conn.links {
-		if _, err := l.nc.QueueSubscribe(hubInbox+b.handles.hub+hostSubject, "hub", b.surviving("session of an ordered group", func(m *nats.Msg) { b.welcome(l, m) })); err != nil {
+	for _, l := range b.conn.Links {
+		if _, err := l.NC.QueueSubscribe(hubInbox+b.handles.hub+hostSubject, "hub", b.surviving("session of an ordered group", func(m *nats.Msg) { b.welcome(l, m) })); err != nil {
 			return err
 		}
 	}
@@ -173,7 +175,7 @@ func privateInbox() string {
 }
 
 // welcome begins a session. It does not block.
-func (b *Bus) welcome(l *link, m *nats.Msg) {
+func (b *Bus) welcome(l *conn.Link, m *nats.Msg) {
 	var hello guestHello
 	body := b.handles.checked(m.Data)
 	if body == nil || json.Unmarshal(body, &hello) != nil || m.Reply == "" {
@@ -196,7 +198,7 @@ func (b *Bus) welcome(l *link, m *nats.Msg) {
 	}
 }
 
-func (o *orderedGroup) welcome(l *link, hello *guestHello) guestWelcome {
+func (o *orderedGroup) welcome(l *conn.Link, hello *guestHello) guestWelcome {
 	o.mu.Lock()
 	var before *guest
 	if o.own != nil {
@@ -219,7 +221,7 @@ func (o *orderedGroup) welcome(l *link, hello *guestHello) guestWelcome {
 		w: w, link: l, hub: hello.Hub, made: hello.Made, data: hello.Data, subj: privateInbox(), places: make(map[uint64]*spot), loans: make(map[uint64]*loan),
 		gone: make(chan struct{}),
 	}
-	sub, err := l.nc.Subscribe(g.subj, g.receive)
+	sub, err := l.NC.Subscribe(g.subj, g.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(-1, -1) // bounded by what the guest has
 	}
@@ -227,7 +229,7 @@ func (o *orderedGroup) welcome(l *link, hello *guestHello) guestWelcome {
 		return guestWelcome{}
 	}
 	g.sub = sub
-	g.granted = o.bus.clock.now() + int64(w.guestRight())
+	g.granted = o.bus.clock.Now() + int64(w.guestRight())
 	w.guests[g.hub] = g
 	o.kick()
 	return guestWelcome{Subject: g.subj, Left: w.guestRight()}
@@ -301,8 +303,8 @@ func (g *guest) pong(m *nats.Msg, p guestPong) {
 // grant prolongs the right of the guest, no longer than that of the owner lasts.
 func (g *guest) grant() guestPong {
 	w := g.w
-	now := w.bus.clock.now()
-	if !w.bus.owners.valid(now) || w.bus.clock.stalled(now) {
+	now := w.bus.clock.Now()
+	if !w.bus.owners.valid(now) || w.bus.clock.Stalled(now) {
 		return guestPong{Over: true}
 	}
 	left := int64(w.guestRight())
@@ -421,7 +423,7 @@ func (g *guest) news(n hostNews) {
 // sendLocked sends something with the next number. g.sending is held.
 func (g *guest) sendLocked(kind string, data []byte) {
 	// An error means that the connection is down; then the hole ends the session.
-	_ = g.link.nc.PublishMsg(&nats.Msg{Subject: g.data + kind, Reply: strconv.FormatUint(g.sent.Add(1), 10), Data: data})
+	_ = g.link.NC.PublishMsg(&nats.Msg{Subject: g.data + kind, Reply: strconv.FormatUint(g.sent.Add(1), 10), Data: data})
 }
 
 // lendBytes is how many bytes of events are sent at a time, unless a single event has more.
@@ -439,7 +441,7 @@ func (g *guest) flushLocked() {
 		return
 	}
 	left := g.out
-	for most := int(g.link.nc.MaxPayload()); len(left) > most; left = left[most:] {
+	for most := int(g.link.NC.MaxPayload()); len(left) > most; left = left[most:] {
 		g.sendLocked(".p", left[:most])
 	}
 	g.sendLocked(".b", left)
@@ -463,7 +465,7 @@ func (t *guestPlace) accept(lent []lending) bool {
 	if g.closed.Load() {
 		return false
 	}
-	least := g.w.bus.clock.now() + int64(g.w.guestRight())
+	least := g.w.bus.clock.Now() + int64(g.w.guestRight())
 	g.mu.Lock()
 	for i := range lent {
 		l := lent[i].loan
@@ -501,7 +503,7 @@ func (t *guestPlace) assigned(slots []int, epoch uint64) {
 // recallAll has guests give up all that they have, and reports whether all have said that they did.
 // A guest says so behind all that it had to say about events, and all of that is taken.
 func recallAll(b *Bus, guests map[string]*guest) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.conn.ctx), time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.conn.Ctx), time.Second)
 	defer cancel()
 	all := make([]*guest, 0, len(guests))
 	for _, g := range guests {
@@ -513,8 +515,8 @@ func recallAll(b *Bus, guests map[string]*guest) bool {
 		data, err := json.Marshal(hostNews{Recall: true})
 		if err == nil {
 			var reply *nats.Msg
-			reply, err = g.link.request(ctx, g.data+".q", data)
-			if err == nil && noResponders(reply) {
+			reply, err = g.link.Request(ctx, g.data+".q", data)
+			if err == nil && conn.NoResponders(reply) {
 				err = nats.ErrNoResponders
 			}
 		}

@@ -237,7 +237,7 @@ func TestForgedForward(t *testing.T) {
 		t.Errorf("the lease is gone: %v", err)
 	}
 	for _, data := range [][]byte{nil, make([]byte, 19), make([]byte, 40)} {
-		if _, err := b.conn.links[0].nc.Request(hubInbox+b.handles.hub, data, 50*time.Millisecond); err == nil {
+		if _, err := b.conn.Links[0].NC.Request(hubInbox+b.handles.hub, data, 50*time.Millisecond); err == nil {
 			t.Errorf("%d bytes were answered", len(data))
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // handlesBucket is the KV bucket with the keys that sign handles. All hubs of a NATS share them.
@@ -94,7 +95,7 @@ func (k *handleKeys) readSoonLocked() *keyReading {
 	r := &keyReading{done: make(chan struct{})}
 	k.next = r
 	after := max(handleKeysRetry-time.Since(k.tried), 0)
-	if !k.reads.conn.start(func() { k.readAgain(r, after) }) {
+	if !k.reads.conn.Start(func() { k.readAgain(r, after) }) {
 		k.next, r.err = nil, event.ErrClosed
 		close(r.done)
 	}
@@ -122,7 +123,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	defer close(r.done)
 	select {
 	case <-time.After(after):
-	case <-k.reads.conn.ctx.Done():
+	case <-k.reads.conn.Ctx.Done():
 		r.err = event.ErrClosed
 		return
 	}
@@ -131,7 +132,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	k.mu.Lock()
 	k.next, k.tried = nil, time.Now()
 	k.mu.Unlock()
-	r.err = k.load(k.reads.conn.ctx)
+	r.err = k.load(k.reads.conn.Ctx)
 }
 
 // ensure waits until there is a key that signs. One that is old signs on until the bucket can be
@@ -150,7 +151,7 @@ func (k *handleKeys) ensure(ctx context.Context) error {
 // load reads the keys of the bucket. reading is held.
 func (k *handleKeys) load(ctx context.Context) error {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	c, err := Collections{k.reads}.Open(ctx, handlesBucket)
 	if err != nil {

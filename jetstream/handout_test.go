@@ -160,7 +160,7 @@ func TestWhatASubscriptionCannotBeIsSaid(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if names, err := b.conn.js.Stream(t.Context(), "a"); err == nil {
+	if names, err := b.conn.JS.Stream(t.Context(), "a"); err == nil {
 		t.Errorf("a refused subscription made %v", names)
 	}
 }
@@ -205,11 +205,11 @@ func TestTheDelayOfANackIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the delay is noted", func() bool {
-		m, err := b.conn.lastBySubject(t.Context(), "KV_"+delaysBucket, "$KV."+delaysBucket+"."+d.eventKey())
+		m, err := b.conn.LastBySubject(t.Context(), "KV_"+delaysBucket, "$KV."+delaysBucket+"."+d.eventKey())
 		if err != nil {
 			return false
 		}
-		until, err := strconv.ParseInt(string(m.data), 10, 64)
+		until, err := strconv.ParseInt(string(m.Data), 10, 64)
 		if left := time.Until(time.UnixMilli(until)); err != nil || left > maxAckTimeout || left < maxAckTimeout-wait {
 			t.Errorf("it waits for %v, %v", left, err)
 		}

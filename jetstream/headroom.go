@@ -141,7 +141,7 @@ func (h *headrooms) ration(p *Publisher, s *stream, opts *PublishOptions, client
 	}
 	if wait := h.stored.TakeN(client, int(taken)); wait > 0 && s.headroom.short() && !opts.Tombstone {
 		h.core.obs.LimitReached("storage_share")
-		h.core.often.Log(h.core.conn.ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
+		h.core.often.Log(h.core.conn.Ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
 		return &event.Error{Code: event.CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}
 	}
 	p.advance.Add(taken - n)
@@ -203,13 +203,13 @@ func (h *headrooms) watch() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-c.conn.ctx.Done():
+		case <-c.conn.Ctx.Done():
 			return
 		case <-tick.C:
 		case <-h.wake:
 		}
 		h.look()
-		_ = c.conn.pause(c.conn.ctx, headroomPause) // an error means that the bus closes
+		_ = c.conn.Pause(c.conn.Ctx, headroomPause) // an error means that the bus closes
 		tick.Reset(every)
 	}
 }
@@ -218,10 +218,10 @@ func (h *headrooms) watch() {
 func (h *headrooms) look() {
 	c := h.core
 	file, memory := h.file.answered.Load(), h.memory.answered.Load()
-	info, err := c.askNATS(c.conn.ctx)
+	info, err := c.askNATS(c.conn.Ctx)
 	if err != nil {
-		if c.conn.ctx.Err() == nil {
-			c.often.Log(c.conn.ctx, slog.LevelWarn, "failed to ask NATS how much it may still store; retrying", "", slog.Any("error", err))
+		if c.conn.Ctx.Err() == nil {
+			c.often.Log(c.conn.Ctx, slog.LevelWarn, "failed to ask NATS how much it may still store; retrying", "", slog.Any("error", err))
 		}
 		return
 	}
@@ -256,10 +256,10 @@ func (r *headroom) set(low bool) {
 		return
 	}
 	if low {
-		r.core.often.Log(r.core.conn.ctx, slog.LevelError, "nats has too little room left: clients store nothing until there is more", r.storage, slog.String("storage", r.storage))
+		r.core.often.Log(r.core.conn.Ctx, slog.LevelError, "nats has too little room left: clients store nothing until there is more", r.storage, slog.String("storage", r.storage))
 		return
 	}
-	r.core.often.Log(r.core.conn.ctx, slog.LevelInfo, "nats has room again: clients store events", r.storage, slog.String("storage", r.storage))
+	r.core.often.Log(r.core.conn.Ctx, slog.LevelInfo, "nats has room again: clients store events", r.storage, slog.String("storage", r.storage))
 }
 
 // begin asks NATS for the first time, which says what a share of the store is.
@@ -272,7 +272,7 @@ func (h *headrooms) begin() {
 	if share > 0 {
 		h.stored = quota.New(float64(share)/storedAge.Seconds(), share, h.core.limits.Topics, nil)
 	}
-	h.core.conn.start(h.watch)
+	h.core.conn.Start(h.watch)
 }
 
 // StorageLow reports whether clients store nothing now, because the files or the memory of NATS

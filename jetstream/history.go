@@ -57,7 +57,7 @@ func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*even
 	if err != nil {
 		return nil, err
 	}
-	m, err := r.conn.getMsg(ctx, t.stream.name, map[string]any{"seq": after + 1, "next_by_subj": keyedSubject(topic, key)})
+	m, err := r.conn.GetMsg(ctx, t.stream.name, map[string]any{"seq": after + 1, "next_by_subj": keyedSubject(topic, key)})
 	if err != nil {
 		if errors.Is(err, event.ErrNotFound) {
 			return nil, event.ErrNotFound

@@ -197,14 +197,14 @@ func (h *Holder) release(b *Bus) {
 	}
 	pause := time.Duration(len(h.waiting)) * wakePause
 	// The caller holds the lock of a subscription, so that others are woken apart.
-	h.waking = b.conn.start(func() { h.wake(b, pause) })
+	h.waking = b.conn.Start(func() { h.wake(b, pause) })
 }
 
 // wake wakes all that wait, after a pause.
 func (h *Holder) wake(b *Bus, pause time.Duration) {
 	select {
 	case <-time.After(pause):
-	case <-b.conn.ctx.Done():
+	case <-b.conn.Ctx.Done():
 	}
 	h.mu.Lock()
 	waiting := h.waiting

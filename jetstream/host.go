@@ -12,13 +12,14 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
 // host is the session of this hub with the hub that owns a group: see guest.go.
 type host struct {
 	o    *orderedGroup
-	link *link
+	link *conn.Link
 	data string // the subject for what the owner sends
 	to   string // the subject for what is said to it
 	sub  *nats.Subscription
@@ -54,19 +55,19 @@ const lendMost = 128 << 20
 // ended says that there was a session.
 func (o *orderedGroup) visit(e *ownership) (ended bool, err error) {
 	b := o.bus
-	ctx, cancel := context.WithTimeout(b.conn.ctx, forwardWait)
+	ctx, cancel := context.WithTimeout(b.conn.Ctx, forwardWait)
 	defer cancel()
 	if err := b.handles.keys.ensure(ctx); err != nil {
 		return false, err
 	}
-	h := &host{o: o, link: b.conn.link(), data: privateInbox(), numbers: make(map[string]uint64), places: make(map[uint64]*spot), acking: make(chan struct{}, 1)}
-	for range b.conn.links {
-		if h.link.up.Load() {
+	h := &host{o: o, link: b.conn.Link(), data: privateInbox(), numbers: make(map[string]uint64), places: make(map[uint64]*spot), acking: make(chan struct{}, 1)}
+	for range b.conn.Links {
+		if h.link.Up.Load() {
 			break
 		}
-		h.link = b.conn.link()
+		h.link = b.conn.Link()
 	}
-	if h.sub, err = h.link.nc.Subscribe(h.data+".>", h.receive); err != nil {
+	if h.sub, err = h.link.NC.Subscribe(h.data+".>", h.receive); err != nil {
 		return false, nil // the connection is down
 	}
 	defer func() { _ = h.sub.Unsubscribe() }() // fails only when the connection is closed
@@ -77,10 +78,10 @@ func (o *orderedGroup) visit(e *ownership) (ended bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	cuts, sent := h.link.cuts.Load(), b.clock.now()
+	cuts, sent := h.link.Cuts.Load(), b.clock.Now()
 	reply, err := o.askFor(ctx, h.link, e, b.handles.signed(hello))
 	var answer guestWelcome
-	if err != nil || noResponders(reply) || json.Unmarshal(reply.Data, &answer) != nil || answer.Subject == "" {
+	if err != nil || conn.NoResponders(reply) || json.Unmarshal(reply.Data, &answer) != nil || answer.Subject == "" {
 		return false, nil // it is gone, or not the owner yet or any more
 	}
 	h.to = answer.Subject
@@ -102,7 +103,7 @@ func (o *orderedGroup) visit(e *ownership) (ended bool, err error) {
 
 // askFor asks the hub of an entry for a session. It stops waiting once the entry has changed: a hub
 // that shuts down may take the question and not answer.
-func (o *orderedGroup) askFor(ctx context.Context, l *link, e *ownership, hello []byte) (*nats.Msg, error) {
+func (o *orderedGroup) askFor(ctx context.Context, l *conn.Link, e *ownership, hello []byte) (*nats.Msg, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	o.mu.Lock()
@@ -116,7 +117,7 @@ func (o *orderedGroup) askFor(ctx context.Context, l *link, e *ownership, hello 
 		o.asked, o.unask = 0, nil
 		o.mu.Unlock()
 	}()
-	return l.request(ctx, hubInbox+e.Hub+hostSubject, hello)
+	return l.Request(ctx, hubInbox+e.Hub+hostSubject, hello)
 }
 
 // serve asks the owner to keep the session, until it ends.
@@ -129,9 +130,9 @@ func (h *host) serve(cuts uint64) {
 	var expected atomic.Uint64 // how much the owner had sent at its last answer
 	var next int64
 	for {
-		now := b.clock.now()
+		now := b.clock.Now()
 		switch {
-		case h.over.Load() || b.conn.ctx.Err() != nil || h.link.cuts.Load() != cuts || now >= h.until.Load() || b.clock.stalled(now):
+		case h.over.Load() || b.conn.Ctx.Err() != nil || h.link.Cuts.Load() != cuts || now >= h.until.Load() || b.clock.Stalled(now):
 			return
 		case !h.needed():
 			return
@@ -174,12 +175,12 @@ func (h *host) ask(op byte, now int64, then func(*guestPong)) {
 	h.sayAcksLocked()
 	h.said++
 	msg := &nats.Msg{Subject: h.to, Data: append(strconv.AppendUint(nil, h.said, 10), ' ', op)}
-	err := h.link.askUntil(msg, now+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
+	err := h.link.AskUntil(msg, now+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
 		var pong guestPong
 		switch {
 		case err != nil:
 			then(nil)
-		case noResponders(reply):
+		case conn.NoResponders(reply):
 			then(&guestPong{Over: true}) // the owner is gone
 		case json.Unmarshal(reply.Data, &pong) != nil:
 			then(nil)
@@ -205,7 +206,7 @@ func (h *host) say(op byte, id uint64, tail []byte) {
 		b = append(append(b, ' '), tail...)
 	}
 	// An error means that the connection is down, and the session with it.
-	_ = h.link.nc.Publish(h.to, b)
+	_ = h.link.NC.Publish(h.to, b)
 }
 
 // acked says that an event was acknowledged, along with others that are at this moment.
@@ -244,7 +245,7 @@ func (h *host) sayAcksLocked() {
 	}
 	h.said++
 	b := append(strconv.AppendUint(make([]byte, 0, 24+len(h.acks)), h.said, 10), ' ', loanAcked, ' ')
-	_ = h.link.nc.Publish(h.to, append(b, h.acks...)) // as in say
+	_ = h.link.NC.Publish(h.to, append(b, h.acks...)) // as in say
 	h.acks = h.acks[:0]
 }
 
@@ -273,7 +274,7 @@ func (h *host) tellLeft(p *spot) {
 // ended takes the end of a loan of the owner.
 func (h *host) ended(l *loan, how loanEnd) {
 	defer h.open.Add(-1)
-	if h.mute.Load() || !l.usable(h.o.bus.clock.now()) {
+	if h.mute.Load() || !l.usable(h.o.bus.clock.Now()) {
 		return
 	}
 	if how.What == loanAcked {
@@ -423,7 +424,7 @@ func (h *host) revoke() {
 	for _, t := range seats {
 		n, unseen := t.revoke(h)
 		h.open.Add(-int64(n))
-		if now := h.o.bus.clock.now(); now < h.until.Load() {
+		if now := h.o.bus.clock.Now(); now < h.until.Load() {
 			for _, l := range unseen {
 				h.say(loanBack, l.number, nil)
 			}
@@ -441,7 +442,7 @@ func (h *host) end() {
 	h.over.Store(true)
 	h.receiving.Unlock()
 	h.revoke()
-	for end := b.clock.now() + int64(saying); h.open.Load() > 0 && b.clock.now() < end; {
+	for end := b.clock.Now() + int64(saying); h.open.Load() > 0 && b.clock.Now() < end; {
 		<-time.After(time.Millisecond) // what was settled is on its way to ended
 	}
 	h.sending.Lock()
@@ -451,7 +452,7 @@ func (h *host) end() {
 	o.host = nil
 	o.mu.Unlock()
 	done := make(chan struct{})
-	h.ask(guestLeave, b.clock.now(), func(*guestPong) { close(done) })
+	h.ask(guestLeave, b.clock.Now(), func(*guestPong) { close(done) })
 	select {
 	case <-done:
 	case <-time.After(noteWait):

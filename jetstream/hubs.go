@@ -31,7 +31,7 @@ func (h Hubs) Tell(message []byte) error {
 	if !h.present() {
 		return nil
 	}
-	if err := h.core.conn.js.Conn().Publish(presenceSubject, message); err != nil {
+	if err := h.core.conn.JS.Conn().Publish(presenceSubject, message); err != nil {
 		return fmt.Errorf("jetstream: tell the other hubs: %w", err)
 	}
 	return nil
@@ -43,7 +43,7 @@ func (h Hubs) Listen(f func(message []byte)) (stop func(), err error) {
 	if !h.present() {
 		return func() {}, nil
 	}
-	nc := h.core.conn.js.Conn()
+	nc := h.core.conn.JS.Conn()
 	sub, err := nc.Subscribe(presenceSubject, func(m *nats.Msg) { f(m.Data) })
 	if err == nil {
 		err = sub.SetPendingLimits(presenceMessages, presenceBytes)

@@ -45,7 +45,7 @@ func (m *member) askIdle(now int64) int64 {
 // wait for events, and get those that it holds and its subscriber does not take. The server tells
 // the end of each pull, so a member knows how many of its own wait.
 func (s *Subscription) idle(g *group, waiting int) {
-	now := s.bus.clock.now()
+	now := s.bus.clock.Now()
 	s.mu.Lock()
 	i := slices.IndexFunc(s.members, func(m *member) bool { return m.group == g })
 	if i < 0 || g.ordering != nil || !s.running() || !s.stale(s.members[i], now) || waiting <= s.members[i].pulls {
@@ -96,7 +96,7 @@ func (s *Subscription) quicken() {
 	if s.slowUntil == 0 {
 		return
 	}
-	now := s.bus.clock.now()
+	now := s.bus.clock.Now()
 	if s.slowUntil > now {
 		s.slow = 0 // the subscriber takes events again
 	}

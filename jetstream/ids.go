@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/quota"
 )
 
@@ -330,22 +331,22 @@ func (x *idSearches) read(ctx context.Context, t *topicInfo, ids *topicIDs, i in
 	}
 	next()
 	began, read, ended := time.Now(), 0, false
-	err := x.reads.walk(ctx, t, walkOptions{start: from, headersOnly: true}, func(m *storedMsg) error {
-		if m.seq > to {
+	err := x.reads.walk(ctx, t, walkOptions{start: from, headersOnly: true}, func(m *conn.StoredMsg) error {
+		if m.Seq > to {
 			ended = true
 			return errStopWalk
 		}
 		p := next()
-		p.hashes = append(p.hashes, maphash.String(x.seed, storedID(m.header, t.stream.name, m.seq)))
-		p.seqs = append(p.seqs, m.seq)
-		p.to, from = m.seq, m.seq+1
+		p.hashes = append(p.hashes, maphash.String(x.seed, storedID(m.Header, t.stream.name, m.Seq)))
+		p.seqs = append(p.seqs, m.Seq)
+		p.to, from = m.Seq, m.Seq+1
 		if read++; read == limit {
 			return errStopWalk
 		}
 		if read%idPiece > 0 {
 			return nil
 		}
-		return x.reads.conn.pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
+		return x.reads.conn.Pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
 	})
 	if err == nil && (ended || read < limit) {
 		p.to = to // walk has read all that the leader had

@@ -40,14 +40,14 @@ func fillWithIDs(tb testing.TB, b *Bus, topic string, n int) []string {
 			tb.Fatal(err)
 		}
 		ids[i] = id.String()
-		if _, err := b.conn.js.PublishMsgAsync(&nats.Msg{Subject: plainSubject(topic), Header: nats.Header{headerID: {ids[i]}}, Data: []byte(`{"n":1}`)}); err != nil {
+		if _, err := b.conn.JS.PublishMsgAsync(&nats.Msg{Subject: plainSubject(topic), Header: nats.Header{headerID: {ids[i]}}, Data: []byte(`{"n":1}`)}); err != nil {
 			tb.Fatal(err)
 		}
 		if i%2_000 == 1_999 {
-			<-b.conn.js.PublishAsyncComplete()
+			<-b.conn.JS.PublishAsyncComplete()
 		}
 	}
-	<-b.conn.js.PublishAsyncComplete()
+	<-b.conn.JS.PublishAsyncComplete()
 	return ids
 }
 
@@ -107,7 +107,7 @@ func TestIDsThatAreConfirmedInAnyOrder(t *testing.T) {
 
 func consumersOf(tb testing.TB, b *Bus, topic string) int {
 	tb.Helper()
-	info, err := b.conn.findStream(tb.Context(), topic)
+	info, err := b.conn.FindStream(tb.Context(), topic)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 		for i := range rnd.IntN(400) {
 			id := fmt.Sprint(step, " ", i)
 			if rnd.IntN(10) == 0 { // by a native publisher
-				ack, err := b.conn.js.PublishMsg(t.Context(), &nats.Msg{Subject: plainSubject(topic), Header: nats.Header{headerID: {id}}, Data: []byte("1")})
+				ack, err := b.conn.JS.PublishMsg(t.Context(), &nats.Msg{Subject: plainSubject(topic), Header: nats.Header{headerID: {id}}, Data: []byte("1")})
 				if err == nil {
 					stored[topic][id] = ack.Sequence
 				}
@@ -199,7 +199,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 		in := stored[topic]
 		for id, seq := range in {
 			if rnd.IntN(10) == 0 {
-				s, err := b.conn.js.Stream(t.Context(), b.rules.Of(topic).StreamName(topic))
+				s, err := b.conn.JS.Stream(t.Context(), b.rules.Of(topic).StreamName(topic))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -229,7 +229,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 		}
 	}
 	for id := range stored["a"] {
-		if err := b.conn.js.DeleteStream(t.Context(), "a"); err != nil {
+		if err := b.conn.JS.DeleteStream(t.Context(), "a"); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the stream is created again", func() bool {

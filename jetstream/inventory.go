@@ -42,15 +42,15 @@ func takeInventory(ctx context.Context, c *core) (*inventory, error) {
 // listStreams asks the server for the streams that have a leader.
 func listStreams(ctx context.Context, c *core) (*inventory, error) {
 	inv := &inventory{core: c, byName: make(map[string]*natsjs.StreamInfo)}
-	list := c.conn.js.ListStreams(ctx)
+	list := c.conn.JS.ListStreams(ctx)
 	for info := range list.Info() {
 		inv.add(info)
 	}
-	if c.conn.closing() {
+	if c.conn.Closing() {
 		return nil, event.ErrClosed
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return nil, fmt.Errorf("nats at %s: list streams: %w", c.conn.where(), err)
+		return nil, fmt.Errorf("nats at %s: list streams: %w", c.conn.Where(), err)
 	}
 	return inv, nil
 }
@@ -69,7 +69,7 @@ func (inv *inventory) complete(ctx context.Context) error {
 			if inv.byName[name] != nil {
 				continue
 			}
-			info, err := inv.core.conn.findStream(ctx, name)
+			info, err := inv.core.conn.FindStream(ctx, name)
 			if err == nil {
 				inv.add(info)
 			} else if !errors.Is(err, event.ErrNotFound) {

@@ -37,6 +37,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // closeWait is how long Close waits for the server, so that a process that is told to end does so
@@ -110,13 +111,13 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.lingering = newLingering(b.groups)
 	b.subscriptions = newSubscriptionRegistry(b.core, b.streams)
 	b.handles = newHandleTable(b.core, b.reads)
-	b.conn.hooks = linkHooks{
-		cut:       b.linkCut,
-		lost:      b.linkLost,
-		returning: b.linkReturning,
-		back:      b.linkBack,
-		heard:     b.linkHeard,
-		changed:   b.access.native.hubChanged,
+	b.conn.Hooks = conn.Hooks{
+		Cut:       b.linkCut,
+		Lost:      b.linkLost,
+		Returning: b.linkReturning,
+		Back:      b.linkBack,
+		Heard:     b.linkHeard,
+		Changed:   b.access.native.hubChanged,
 	}
 	b.streams.streamHooks = streamHooks{
 		equip:          b.publishing.equip,
@@ -140,30 +141,30 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 }
 
 func (b *Bus) open(ctx context.Context) (err error) {
-	if err := b.conn.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
+	if err := b.conn.Connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
 		return err
 	}
 	b.obs.Gauge(event.GaugeConnected, 1)
 	if err := b.handles.listen(); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
 	if err := b.listenOrders(); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
-	if err := b.conn.checkServer(ctx); err != nil {
+	if err := b.conn.CheckServer(ctx); err != nil {
 		return err
 	}
 	if err := b.backups.checkRestored(ctx); err != nil {
 		return err
 	}
 	if err := b.records.open(ctx); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
 	if b.owners, err = openOwners(ctx, b.core, b.handles.hub); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
 	if err := b.schemas.table.open(ctx); err != nil {
-		return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
+		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
 	own := []natsjs.KeyValueConfig{
 		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
@@ -177,36 +178,36 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	for _, cfg := range own {
 		if _, err := b.ownBucket(ctx, cfg); err != nil {
-			return fmt.Errorf("nats at %s: %w", b.conn.where(), err)
+			return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 		}
 	}
 	if b.cfg.Server != nil {
-		if err := endOldLeases(ctx, b.conn.js); err != nil {
+		if err := endOldLeases(ctx, b.conn.JS); err != nil {
 			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
 	b.streams.headrooms.begin()
 	b.publishing.begin()
 	b.dead = startDeadLetters(b.publishing, b.records, &b.soon) //nolint:contextcheck // it lives until Close, not until Open returns
-	b.clock.lastTick.Store(b.clock.now())
-	b.conn.start(b.watchStalls)
-	b.conn.start(b.askAgain)
-	b.conn.start(b.records.generations.follow)
+	b.clock.LastTick.Store(b.clock.Now())
+	b.conn.Start(b.watchStalls)
+	b.conn.Start(b.askAgain)
+	b.conn.Start(b.records.generations.follow)
 	b.owners.begin()
-	b.conn.start(b.sweepGroups)
-	b.conn.start(b.admin.lookAfterBuckets)
-	b.probed.Store(b.clock.now())
-	b.conn.start(b.probePaths)
-	b.conn.start(b.watchGroups)
-	b.conn.start(b.lookForStuck)
+	b.conn.Start(b.sweepGroups)
+	b.conn.Start(b.admin.lookAfterBuckets)
+	b.probed.Store(b.clock.Now())
+	b.conn.Start(b.probePaths)
+	b.conn.Start(b.watchGroups)
+	b.conn.Start(b.lookForStuck)
 	if b.admin.rejects() {
-		b.conn.start(b.admin.keepTopics)
+		b.conn.Start(b.admin.keepTopics)
 	}
-	b.conn.start(b.reads.listings.tend)
+	b.conn.Start(b.reads.listings.tend)
 	b.publishing.schedules.out = b.publishing.newPublisher("")
-	b.conn.start(b.publishing.schedules.run)
+	b.conn.Start(b.publishing.schedules.run)
 	if s := b.cfg.Server; s != nil {
-		b.conn.start(func() { s.Tend(b.conn.ctx, b.serverRestarted, b.serverFailing) })
+		b.conn.Start(func() { s.Tend(b.conn.Ctx, b.serverRestarted, b.serverFailing) })
 	}
 	return nil
 }
@@ -214,49 +215,49 @@ func (b *Bus) open(ctx context.Context) (err error) {
 // watchStalls keeps the clock, and gives up everything that is held after the process stood still.
 // It does nothing else: what the hub has to do must not look like a stall.
 func (b *Bus) watchStalls() {
-	tick := time.NewTicker(time.Duration(b.clock.limit / 4))
+	tick := time.NewTicker(time.Duration(b.clock.Limit / 4))
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.conn.ctx.Done():
+		case <-b.conn.Ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := b.clock.now()
-		if b.clock.stalled(now) {
-			b.often.Log(b.conn.ctx, slog.LevelWarn, "the process stood still: all leases are given up", "", slog.Duration("gap", time.Duration(now-b.clock.lastTick.Load())))
+		now := b.clock.Now()
+		if b.clock.Stalled(now) {
+			b.often.Log(b.conn.Ctx, slog.LevelWarn, "the process stood still: all leases are given up", "", slog.Duration("gap", time.Duration(now-b.clock.LastTick.Load())))
 			b.subscriptions.eachSubscription((*Subscription).forget)
 			// before anything is asked for: until then, what arrives is ignored
-			b.clock.lastTick.Store(now)
+			b.clock.LastTick.Store(now)
 			b.subscriptions.eachSubscription((*Subscription).restart)
 			continue
 		}
 		// and not a later time: a stop since the check must be seen at the next
-		b.clock.lastTick.Store(now)
+		b.clock.LastTick.Store(now)
 	}
 }
 
 // askAgain asks again what was not answered, and gives up what waits for too long, until the bus
 // closes.
 func (b *Bus) askAgain() {
-	tick := time.NewTicker(time.Duration(b.clock.limit / 4))
+	tick := time.NewTicker(time.Duration(b.clock.Limit / 4))
 	defer tick.Stop()
-	swept := b.clock.now()
+	swept := b.clock.Now()
 	for {
 		select {
-		case <-b.conn.ctx.Done():
+		case <-b.conn.Ctx.Done():
 			return
 		case <-tick.C:
 		}
 		b.soon.run()
-		if now := b.clock.now(); now-swept > int64(time.Second) {
+		if now := b.clock.Now(); now-swept > int64(time.Second) {
 			swept = now
-			for _, l := range b.conn.links {
-				l.sweep(now)
+			for _, l := range b.conn.Links {
+				l.Sweep(now)
 			}
 			b.lingering.sweepLingering(now)
 			b.often.Sweep()
-			if l := b.conn.links[0]; l.up.Load() {
+			if l := b.conn.Links[0]; l.Up.Load() {
 				b.records.saveUnsaved(l)
 			}
 		}
@@ -265,14 +266,14 @@ func (b *Bus) askAgain() {
 
 // linkCut forgets what the server has not confirmed over a connection that broke: what was leased
 // over it may be given to others from now on.
-func (b *Bus) linkCut(l *link) {
-	b.groups.eachKeeping(func(g *group) { g.paths[l.index].forget() })
+func (b *Bus) linkCut(l *conn.Link) {
+	b.groups.eachKeeping(func(g *group) { g.paths[l.Index].forget() })
 	b.lingering.forgetLingering(l)
 	b.cutNative(l)
 }
 
 // linkLost gives up what the subscriptions have over a connection that broke.
-func (b *Bus) linkLost(l *link) {
+func (b *Bus) linkLost(l *conn.Link) {
 	b.subscriptions.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.forget()
@@ -282,16 +283,16 @@ func (b *Bus) linkLost(l *link) {
 
 // linkReturning tells each group that a connection was lost: silence counts from now on, and the
 // delivery numbers of the server may be others.
-func (b *Bus) linkReturning(l *link, now int64) {
+func (b *Bus) linkReturning(l *conn.Link, now int64) {
 	b.groups.eachGroup(func(g *group) {
-		g.paths[l.index].reset(now)
-		g.cutOff(l.clustered())
+		g.paths[l.Index].Reset(now)
+		g.cutOff(l.Clustered())
 	})
 	b.cutNative(l)
 }
 
 // linkBack has the subscriptions of a connection that is back go on.
-func (b *Bus) linkBack(l *link) {
+func (b *Bus) linkBack(l *conn.Link) {
 	b.records.saveUnsaved(l)
 	b.subscriptions.eachSubscription(func(s *Subscription) {
 		if s.link == l {
@@ -301,13 +302,13 @@ func (b *Bus) linkBack(l *link) {
 }
 
 // linkHeard sends what was kept while the server was silent.
-func (b *Bus) linkHeard(l *link) {
-	b.groups.eachKeeping(func(g *group) { g.paths[l.index].open(g, l) })
+func (b *Bus) linkHeard(l *conn.Link) {
+	b.groups.eachKeeping(func(g *group) { g.paths[l.Index].open(g, l) })
 }
 
 // cutNative notes that advisories were lost, if they come over this link.
-func (b *Bus) cutNative(l *link) {
-	if l.index == 0 {
+func (b *Bus) cutNative(l *conn.Link) {
+	if l.Index == 0 {
 		b.access.native.cut()
 	}
 }
@@ -317,7 +318,7 @@ func (b *Bus) cutNative(l *link) {
 // called twice, and returns nil.
 func (b *Bus) Close() error {
 	b.closed.Do(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.conn.ctx), closeWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.conn.Ctx), closeWait)
 		defer cancel()
 		var stops sync.WaitGroup
 		done, end := context.WithCancel(ctx)
@@ -340,16 +341,16 @@ func (b *Bus) Close() error {
 // ends, and all streams of Config.Server can be written. The error about streams is a
 // *StorageError. Ready is for readiness probes, and its errors are for operators.
 func (b *Bus) Ready(ctx context.Context) error {
-	if b.conn.closing() {
+	if b.conn.Closing() {
 		return event.ErrClosed
 	}
 	if err := b.unstored.Load(); err != nil {
 		return err
 	}
-	if !b.conn.connected() {
+	if !b.conn.Connected() {
 		return errors.New("not connected to NATS")
 	}
-	if _, err := b.conn.js.AccountInfo(ctx); err != nil {
+	if _, err := b.conn.JS.AccountInfo(ctx); err != nil {
 		return fmt.Errorf("JetStream does not answer: %w", err)
 	}
 	return nil
@@ -357,4 +358,4 @@ func (b *Bus) Ready(ctx context.Context) error {
 
 // MaxPayload returns the largest payload in bytes that a publish accepts. A topic may accept less
 // (topics.Rule.MaxPayload).
-func (b *Bus) MaxPayload() int { return b.conn.maxPayload }
+func (b *Bus) MaxPayload() int { return b.conn.MaxPayload }

@@ -15,6 +15,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
@@ -103,7 +104,7 @@ func (k *keeping) refused() error {
 // beyond reports whether a stream refused a message because of its bounds, and not for want of disk
 // space.
 func beyond(err error) bool {
-	refused, ok := errors.AsType[*apiError](err)
+	refused, ok := errors.AsType[*conn.APIError](err)
 	return ok && refused.ErrCode == errCodeStoreFailed && strings.HasPrefix(refused.Description, "maximum ")
 }
 
@@ -116,17 +117,17 @@ func (a *admin) rejects() bool {
 func (a *admin) keepTopics() {
 	tick := time.NewTicker(keepEvery)
 	defer tick.Stop()
-	found := a.clock.now() - int64(keepFind)
+	found := a.clock.Now() - int64(keepFind)
 	for {
-		if now := a.clock.now(); now-found >= int64(keepFind) {
+		if now := a.clock.Now(); now-found >= int64(keepFind) {
 			found = now
-			if err := a.findKept(a.conn.ctx); err != nil && a.conn.ctx.Err() == nil {
-				a.often.Log(a.conn.ctx, slog.LevelWarn, "failed to look for topics that reject; retrying", "", slog.Any("error", err))
+			if err := a.findKept(a.conn.Ctx); err != nil && a.conn.Ctx.Err() == nil {
+				a.often.Log(a.conn.Ctx, slog.LevelWarn, "failed to look for topics that reject; retrying", "", slog.Any("error", err))
 			}
 		}
 		all := false
 		select {
-		case <-a.conn.ctx.Done():
+		case <-a.conn.Ctx.Done():
 			return
 		case <-a.streams.keepNow:
 		case <-tick.C:
@@ -134,18 +135,18 @@ func (a *admin) keepTopics() {
 		}
 		for _, t := range a.keptTopics() {
 			k := t.stream.keep
-			began := a.clock.now()
-			if a.conn.ctx.Err() != nil || !k.due.Load() && !all || began < k.rests {
+			began := a.clock.Now()
+			if a.conn.Ctx.Err() != nil || !k.due.Load() && !all || began < k.rests {
 				continue
 			}
 			if began-k.looked < int64(keepPause) {
-				_ = a.conn.pause(a.conn.ctx, keepPause)
+				_ = a.conn.Pause(a.conn.Ctx, keepPause)
 			}
 			k.due.Store(false)
-			err := a.keep(a.conn.ctx, t)
-			k.looked = a.clock.now()
-			if err != nil && a.conn.ctx.Err() == nil {
-				a.often.Log(a.conn.ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.name, slog.String("topic", t.name), slog.Any("error", err))
+			err := a.keep(a.conn.Ctx, t)
+			k.looked = a.clock.Now()
+			if err != nil && a.conn.Ctx.Err() == nil {
+				a.often.Log(a.conn.Ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.name, slog.String("topic", t.name), slog.Any("error", err))
 				// a topic without a leader holds up the others
 				k.rests = k.looked + 3*(k.looked-began)
 			}
@@ -186,11 +187,11 @@ func (a *admin) keptTopics() (kept []*topicInfo) {
 // keep removes the oldest events of a topic that are beyond its age, or in the way of new ones, as
 // far as all groups have settled them.
 func (a *admin) keep(ctx context.Context, t *topicInfo) error {
-	began := a.clock.now()
+	began := a.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, keepWait)
 	defer cancel()
 	k := t.stream.keep
-	info, err := a.conn.findStream(ctx, t.stream.name)
+	info, err := a.conn.FindStream(ctx, t.stream.name)
 	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.stream.created) {
 		a.streams.forget(t.stream)
 		return nil
@@ -233,7 +234,7 @@ func (a *admin) keep(ctx context.Context, t *topicInfo) error {
 	}
 	last := min(state.FirstSeq+over-1, floor)
 	if last >= state.FirstSeq {
-		if a.clock.now()-began > int64(keepWait) { // moves may not wait for this hub any more
+		if a.clock.Now()-began > int64(keepWait) { // moves may not wait for this hub any more
 			return errStalled
 		}
 		a.sayFull(t, false, "")
@@ -268,9 +269,9 @@ func (a *admin) sayFull(t *topicInfo, full bool, holder string) {
 	if k := t.stream.keep; k.full != full {
 		k.full = full
 		if full {
-			a.often.Log(a.conn.ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.name, slog.String("topic", t.name), slog.String("group", holder))
+			a.often.Log(a.conn.Ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.name, slog.String("topic", t.name), slog.String("group", holder))
 		} else {
-			a.often.Log(a.conn.ctx, slog.LevelInfo, "topic has room again", t.name, slog.String("topic", t.name))
+			a.often.Log(a.conn.Ctx, slog.LevelInfo, "topic has room again", t.name, slog.String("topic", t.name))
 		}
 	}
 }
@@ -311,7 +312,7 @@ func (a *admin) consumers(ctx context.Context, stream string) (all []*natsjs.Con
 	missing := 0
 	for {
 		var page struct {
-			Error     *apiError              `json:"error"`
+			Error     *conn.APIError         `json:"error"`
 			Total     int                    `json:"total"`
 			Consumers []*natsjs.ConsumerInfo `json:"consumers"`
 			Missing   []string               `json:"missing"`
@@ -355,9 +356,9 @@ func (a *admin) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo,
 		return true, nil
 	}
 	if ours {
-		m, err := a.conn.lastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
+		m, err := a.conn.LastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
 		switch {
-		case err == nil && lately(&m.time):
+		case err == nil && lately(&m.Time):
 			delete(k.ignored, c.Name)
 			return true, nil
 		case err != nil && !errors.Is(err, event.ErrNotFound):
@@ -383,7 +384,7 @@ func (g *group) noteSeen(ctx context.Context) error {
 	if g.topic.stream.keep == nil {
 		return nil
 	}
-	if _, err := g.bus.conn.write(ctx, "KV_"+retentionBucket, g.seenMessage()); err != nil {
+	if _, err := g.bus.conn.Write(ctx, "KV_"+retentionBucket, g.seenMessage()); err != nil {
 		return fmt.Errorf("jetstream: note that group %q of topic %s has a member: %w", g.name, g.topic.name, err)
 	}
 	return nil
@@ -395,14 +396,14 @@ func (g *group) seenMessage() *nats.Msg { return &nats.Msg{Subject: seenSubject(
 func (k *keeping) seenEvery() time.Duration { return min(k.groupAge/4, time.Hour) }
 
 // keepSeen notes now and then that a group of a topic that rejects has members. It does not block.
-func (g *group) keepSeen(l *link, now int64) {
+func (g *group) keepSeen(l *conn.Link, now int64) {
 	k := g.topic.stream.keep
 	if k == nil || now-g.seen.Load() < int64(k.seenEvery()) || len(g.bus.groups.membersOf(g)) == 0 {
 		return
 	}
 	g.seen.Store(now)
-	_ = l.ask(g.seenMessage(), now, askerFunc(func(reply *nats.Msg, err error) {
-		if err != nil || noResponders(reply) {
+	_ = l.Ask(g.seenMessage(), now, conn.AskerFunc(func(reply *nats.Msg, err error) {
+		if err != nil || conn.NoResponders(reply) {
 			g.seen.Store(now - int64(k.seenEvery())) // at the next look
 		}
 	}))

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
 )
@@ -148,7 +149,7 @@ func TestRejectWaitsForTheSlowest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := parsePubAck(reply.Data, "orders"); !beyond(err) {
+			if _, err := conn.ParsePubAck(reply.Data, "orders"); !beyond(err) {
 				t.Fatalf("a native publisher got %s", reply.Data)
 			}
 			d := g.next()

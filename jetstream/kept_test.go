@@ -104,11 +104,11 @@ func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 	publish(t, b, "kept", "1")
 	k := take(t, b, "kept", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
-	p, g, l := d.path(), d.group, b.conn.links[0]
-	for !p.waiting.CompareAndSwap(false, true) { // a question to the consumer is not answered
+	p, g, l := d.path(), d.group, b.conn.Links[0]
+	for !p.Waiting.CompareAndSwap(false, true) { // a question to the consumer is not answered
 		<-time.After(time.Millisecond)
 	}
-	p.asked.Store(b.clock.now() - int64(5*time.Second))
+	p.Asked.Store(b.clock.Now() - int64(5*time.Second))
 	if err := d.Ack(); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 	var answering sync.WaitGroup
 	answering.Go(func() {
 		<-time.After(300 * time.Millisecond) // the answer comes late
-		p.end(b.clock.now(), true)
+		p.End(b.clock.Now(), true)
 		p.open(g, l)
 	})
 	if err := k.sub.Stop(t.Context()); err != nil {
@@ -137,10 +137,10 @@ func TestWhatIsKeptBackIsSentAfterTheEnd(t *testing.T) {
 	k := take(t, b, "kept", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
 	p := d.path()
-	for !p.waiting.CompareAndSwap(false, true) { // a question to the consumer is not answered
+	for !p.Waiting.CompareAndSwap(false, true) { // a question to the consumer is not answered
 		<-time.After(time.Millisecond)
 	}
-	p.asked.Store(b.clock.now() - int64(5*time.Second))
+	p.Asked.Store(b.clock.Now() - int64(5*time.Second))
 	if err := d.Ack(); err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestWhatIsKeptBackIsSentAfterTheEnd(t *testing.T) {
 	if err := k.sub.Stop(over); err == nil {
 		t.Fatal("the end of the subscription reports no error, though the ACK was not sent")
 	}
-	p.end(b.clock.now(), false) // the question is asked again
+	p.End(b.clock.Now(), false) // the question is asked again
 	eventually(t, "it is settled", func() bool { return leasedOf(t, b, "kept") == 0 })
 	eventually(t, "the group is forgotten", func() bool {
 		b.groups.mu.Lock()
@@ -166,7 +166,7 @@ func TestAHubBeginsUnsilenced(t *testing.T) {
 	delay.Store(int64(20 * time.Millisecond)) // so that Open takes longer than a hub may be silent
 	b := open(t, Config{URL: slowProxy(t, url, &delay), AckWait: 3 * time.Second, Connections: 1})
 	if b.probed.Load() == 0 {
-		t.Errorf("%v after its start, the hub counts as silent since then", time.Duration(b.clock.now()))
+		t.Errorf("%v after its start, the hub counts as silent since then", time.Duration(b.clock.Now()))
 	}
 }
 
@@ -186,17 +186,17 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 		d = k.next()
 	}
 	in := k.sub.members[0].inbox
-	echo := &a.conn.links[0].echo
-	for !echo.waiting.CompareAndSwap(false, true) { // no newer answer comes
+	echo := &a.conn.Links[0].Echo
+	for !echo.Waiting.CompareAndSwap(false, true) { // no newer answer comes
 		<-time.After(time.Millisecond)
 	}
-	echo.heard.Store(a.clock.now() - int64(29*time.Second))
+	echo.Heard.Store(a.clock.Now() - int64(29*time.Second))
 	in.receive(old)
-	echo.reset(a.clock.now())
-	echo.waiting.Store(false)
+	echo.Reset(a.clock.Now())
+	echo.Waiting.Store(false)
 	<-time.After(200 * time.Millisecond) // the time under test
-	if m, err := a.conn.lastBySubject(t.Context(), "KV_"+attemptsBucket, d.attemptsSubject()); err == nil {
-		t.Errorf("the bucket says %s", m.data)
+	if m, err := a.conn.LastBySubject(t.Context(), "KV_"+attemptsBucket, d.attemptsSubject()); err == nil {
+		t.Errorf("the bucket says %s", m.Data)
 	}
 	b := open(t, Config{URL: url, AckWait: 30 * time.Second, Connections: 1})
 	kb := take(t, b, "late", "g", SubscribeOptions{})
@@ -219,9 +219,9 @@ func TestANegativeNoteIsKept(t *testing.T) {
 	if got := b.records.unsaved.notes[subject].spared; got != -2 {
 		t.Errorf("-2 is kept as %d", got)
 	}
-	b.records.saveUnsaved(b.conn.links[0])
+	b.records.saveUnsaved(b.conn.Links[0])
 	eventually(t, "it is stored", func() bool {
-		m, err := b.conn.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
-		return err == nil && string(m.data) == "-2"
+		m, err := b.conn.LastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
+		return err == nil && string(m.Data) == "-2"
 	})
 }

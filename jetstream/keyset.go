@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/topics"
 )
 
@@ -88,15 +89,15 @@ func (k *keySet) read() <-chan struct{} {
 		close(done)
 		return done
 	}
-	k.reading, k.readAt = true, p.clock.now()
-	started := p.conn.start(func() {
+	k.reading, k.readAt = true, p.clock.Now()
+	started := p.conn.Start(func() {
 		defer close(done)
 		prefix := k.topic.bucket.prefix
 		found := make(map[uint64]bool)
-		err := p.readThrough(p.conn.ctx, k.topic.bucket.stream, 1, true, func(m *storedMsg) error {
-			if strings.HasPrefix(m.subject, prefix) {
-				op := m.header.Get(headerOperation)
-				found[maphash.String(keySeed, tokenKey(m.subject[len(prefix):]))] = op != "" && op != "PUT"
+		err := p.readThrough(p.conn.Ctx, k.topic.bucket.stream, 1, true, func(m *conn.StoredMsg) error {
+			if strings.HasPrefix(m.Subject, prefix) {
+				op := m.Header.Get(headerOperation)
+				found[maphash.String(keySeed, tokenKey(m.Subject[len(prefix):]))] = op != "" && op != "PUT"
 			}
 			return nil
 		})
@@ -104,8 +105,8 @@ func (k *keySet) read() <-chan struct{} {
 		defer k.mu.Unlock()
 		k.reading = false
 		if err != nil {
-			if p.conn.ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
-				p.log.WarnContext(p.conn.ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
+			if p.conn.Ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
+				p.log.WarnContext(p.conn.Ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
 			}
 			return
 		}
@@ -197,7 +198,7 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 	p := k.publishing
 	if k.complete { // otherwise the key may be an old one
 		if !tombstone && k.present+k.since-k.removed >= k.most {
-			again := p.clock.now()-k.readAt > int64(keysAgain)
+			again := p.clock.Now()-k.readAt > int64(keysAgain)
 			k.mu.Unlock()
 			if again { // others may have removed some
 				k.read()

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // Bounds of reads by key.
@@ -42,14 +43,14 @@ func (k Keys) Get(ctx context.Context, key string) (*event.Event, error) {
 }
 
 func (r *reads) latest(ctx context.Context, t *topicInfo, key string) (*event.Event, error) {
-	m, err := r.conn.lastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
+	m, err := r.conn.LastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
 	if err == nil {
 		return t.event(m), nil
 	}
 	if t.bucket == nil || !errors.Is(err, event.ErrNotFound) {
 		return nil, err
 	}
-	if m, err = r.conn.lastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
+	if m, err = r.conn.LastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
 		return nil, err
 	}
 	e, _, ok := t.entry(m)
@@ -106,7 +107,7 @@ func (r *keysRead) all(ctx context.Context, keys []string) error {
 		chunk := rest[:n]
 		err := r.chunk(ctx, q, chunk)
 		// others made the stream or changed the bucket, or it is gone
-		if errors.Is(err, errNoDirect) {
+		if errors.Is(err, conn.ErrNoDirect) {
 			return r.reads.eachLatestOf(ctx, r.topic, rest, r.found)
 		}
 		if err != nil {
@@ -118,12 +119,12 @@ func (r *keysRead) all(ctx context.Context, keys []string) error {
 }
 
 // question takes as many keys as one direct get answers.
-func (r *keysRead) question(keys []string) (*directQuery, int) {
-	q := &directQuery{MultiLast: make([]string, 0, min(len(keys), maxDirect))}
+func (r *keysRead) question(keys []string) (*conn.DirectQuery, int) {
+	q := &conn.DirectQuery{MultiLast: make([]string, 0, min(len(keys), conn.MaxDirect))}
 	size := 0
 	for _, key := range keys {
 		subject := r.subject(key)
-		if size += len(subject); len(q.MultiLast) == maxDirect || size > keysBytes && len(q.MultiLast) > 0 {
+		if size += len(subject); len(q.MultiLast) == conn.MaxDirect || size > keysBytes && len(q.MultiLast) > 0 {
 			break
 		}
 		q.MultiLast = append(q.MultiLast, subject)
@@ -138,10 +139,10 @@ func (r *keysRead) subject(key string) string {
 	return keyedSubject(r.topic.name, key)
 }
 
-func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) error {
+func (r *keysRead) chunk(ctx context.Context, q *conn.DirectQuery, keys []string) error {
 	unsure := false // something was not read that a replica had
 	for upTo := uint64(0); ; {
-		end, err := r.reads.conn.direct(ctx, r.stream(), q, func(m *storedMsg, _ uint64) error {
+		end, err := r.reads.conn.Direct(ctx, r.stream(), q, func(m *conn.StoredMsg, _ uint64) error {
 			r.take(m)
 			return nil
 		})
@@ -149,12 +150,12 @@ func (r *keysRead) chunk(ctx context.Context, q *directQuery, keys []string) err
 			return err
 		}
 		// the second: another replica, which is behind the first
-		unsure = unsure || end.garbled || end.upTo < upTo
-		upTo = max(upTo, end.upTo)
-		if end.pending == 0 || end.last < q.Seq {
+		unsure = unsure || end.Garbled || end.UpTo < upTo
+		upTo = max(upTo, end.UpTo)
+		if end.Pending == 0 || end.Last < q.Seq {
 			break
 		}
-		q.Seq = end.last + 1 // it was cut at directBytes; what is replaced meanwhile lies behind
+		q.Seq = end.Last + 1 // it was cut at directBytes; what is replaced meanwhile lies behind
 	}
 	if !unsure {
 		return nil
@@ -175,7 +176,7 @@ func (r *keysRead) stream() string {
 	return r.topic.stream.name
 }
 
-func (r *keysRead) take(m *storedMsg) {
+func (r *keysRead) take(m *conn.StoredMsg) {
 	e, ok := r.topic.event(m), true
 	if r.bucket {
 		e, _, ok = r.topic.entry(m)

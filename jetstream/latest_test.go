@@ -16,6 +16,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/topics"
 )
 
@@ -60,11 +61,11 @@ func filled(tb testing.TB, b *Bus, topic, key string, r event.Receipt) {
 	tb.Helper()
 	k := newBucket(topic)
 	eventually(tb, "the bucket has key "+key, func() bool {
-		m, err := b.conn.lastBySubject(tb.Context(), k.stream, k.subject(key))
+		m, err := b.conn.LastBySubject(tb.Context(), k.stream, k.subject(key))
 		if err != nil {
 			return false
 		}
-		f := strings.Fields(last(m.header[headerSource]))
+		f := strings.Fields(conn.Last(m.Header[headerSource]))
 		return len(f) > 1 && f[1] == strconv.FormatUint(r.Sequence, 10)
 	})
 }
@@ -125,7 +126,7 @@ func TestReadsMakeNothing(t *testing.T) {
 	if err := b.Keys("state.a").Each(t.Context(), func(e *event.Event) error { return fmt.Errorf("got %v", e) }); err != nil {
 		t.Error(err)
 	}
-	for info := range b.conn.js.ListStreams(t.Context()).Info() {
+	for info := range b.conn.JS.ListStreams(t.Context()).Info() {
 		if !slices.Contains([]string{"KV_" + groupsBucket, "KV_" + attemptsBucket, "KV_" + marksBucket, "KV_" + makersBucket, "KV_" + delaysBucket, "KV_" + retentionBucket, "KV_" + bookmarksBucket, "KV_" + ownersBucket}, info.Config.Name) {
 			t.Errorf("there is a stream %s", info.Config.Name)
 		}
@@ -204,7 +205,7 @@ func TestGetManyWithoutDirectReads(t *testing.T) {
 	b := open(t, Config{})
 	cfg := streamConfig(b.rules.Of("theirs"), "theirs", &b.cfg)
 	cfg.AllowDirect = false
-	if _, err := b.conn.js.CreateStream(t.Context(), cfg); err != nil {
+	if _, err := b.conn.JS.CreateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 100 {
@@ -224,19 +225,19 @@ func TestReadsOfABucketWithoutDirectReads(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules, bucketCheck: time.Hour})
 	gone := set(t, b, "state.a", "a", "1")
 	filled(t, b, "state.a", "b", set(t, b, "state.a", "b", "2"))
-	source, err := b.conn.js.Stream(t.Context(), objectName("state.a"))
+	source, err := b.conn.JS.Stream(t.Context(), objectName("state.a"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := source.DeleteMsg(t.Context(), gone.Sequence); err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.conn.findStream(t.Context(), newBucket("state.a").stream)
+	info, err := b.conn.FindStream(t.Context(), newBucket("state.a").stream)
 	if err != nil {
 		t.Fatal(err)
 	}
 	info.Config.AllowDirect = false
-	if _, err := b.conn.js.UpdateStream(t.Context(), info.Config); err != nil {
+	if _, err := b.conn.JS.UpdateStream(t.Context(), info.Config); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := b.Keys("state.a").GetMany(t.Context(), []string{"a", "b"}); err != nil || len(got) != 2 {
@@ -255,8 +256,8 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 		set(t, b, "state.a", strconv.Itoa(i), "1")
 	}
 	subscriptions := func() (n int) {
-		for _, l := range b.conn.links {
-			n += l.nc.NumSubscriptions()
+		for _, l := range b.conn.Links {
+			n += l.NC.NumSubscriptions()
 		}
 		return n
 	}
@@ -276,7 +277,7 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 	}
 	for _, name := range []string{newBucket("state.a").stream, objectName("state.a")} {
 		eventually(t, name+" has no consumers", func() bool {
-			info, err := b.conn.findStream(t.Context(), name)
+			info, err := b.conn.FindStream(t.Context(), name)
 			return err == nil && info.State.Consumers == 0
 		})
 	}
@@ -349,7 +350,7 @@ func TestCompactedTopicRefuses(t *testing.T) {
 				t.Errorf("%s: got %v", c.name, err)
 			}
 		}
-		if _, err := b.conn.findStream(t.Context(), objectName("state.a")); b.streams.known("state.a") == nil && !errors.Is(err, event.ErrNotFound) {
+		if _, err := b.conn.FindStream(t.Context(), objectName("state.a")); b.streams.known("state.a") == nil && !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("a refused publish made the topic: %v", err)
 		}
 		set(t, b, "state.a", "k", "1")
@@ -459,7 +460,7 @@ func TestKeyWhoseEventsAreGone(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules})
 	r := set(t, b, "state.a", "k", "1")
 	filled(t, b, "state.a", "k", r)
-	s, err := b.conn.js.Stream(t.Context(), objectName("state.a"))
+	s, err := b.conn.JS.Stream(t.Context(), objectName("state.a"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // minTick is the shortest time between two looks at the leases of a subscription. Expiry is noticed
@@ -27,7 +28,7 @@ func (s *Subscription) hold(d *Delivery) {
 }
 
 // path is the way on which the delivery came.
-func (d *Delivery) path() *path { return &d.group.paths[d.m.sub.link.index] }
+func (d *Delivery) path() *path { return &d.group.paths[d.m.sub.link.Index] }
 
 // holdUnread counts a delivery that is not begun, or takes it off with -1.
 func (s *Subscription) holdUnread(d *Delivery, n int) {
@@ -83,7 +84,7 @@ func (s *Subscription) unlease(d *Delivery) {
 // remove ends a delivery. It reports whether the caller may tell the server: not when it had ended
 // before, and not when the server may have given the event to another member.
 func (s *Subscription) remove(d *Delivery, how event.Outcome) bool {
-	return s.removeAt(d, how, s.bus.clock.now())
+	return s.removeAt(d, how, s.bus.clock.Now())
 }
 
 // removeAt is remove for callers that have just read the clock.
@@ -117,7 +118,7 @@ func (s *Subscription) removeAt(d *Delivery, how event.Outcome, now int64) bool 
 		s.unlease(d)
 		d.m.obs.InFlight(-1)
 		d.traceEnd(how)
-		d.m.obs.Settled(how, time.Duration(now-d.started), time.Duration(s.bus.clock.at(now).UnixNano()-d.Event.StoredAt))
+		d.m.obs.Settled(how, time.Duration(now-d.started), time.Duration(s.bus.clock.At(now).UnixNano()-d.Event.StoredAt))
 	} else if !d.slim {
 		s.holdUnread(d, -1)
 	}
@@ -146,7 +147,7 @@ func (d *Delivery) ended(how event.Outcome) {
 	g.mu.Lock()
 	switch {
 	case how == event.Acked:
-		full = g.known.settled(d.seq, d.delivered, g.bus.clock.now(), g.bus.limits.AttemptsKnown)
+		full = g.known.settled(d.seq, d.delivered, g.bus.clock.Now(), g.bus.limits.AttemptsKnown)
 	case d.begun && d.resolved:
 		full = g.known.failed(d.seq, d.delivered, d.spared, g.bus.limits.AttemptsKnown)
 		if how == event.DeadLettered {
@@ -284,7 +285,7 @@ func (s *Subscription) schedule(at int64) {
 		return
 	}
 	s.wake = at
-	s.timer.Reset(max(time.Duration(at-s.bus.clock.now()), time.Millisecond))
+	s.timer.Reset(max(time.Duration(at-s.bus.clock.Now()), time.Millisecond))
 }
 
 // tick looks at all that the subscription holds: it ends leases that ran out, and asks the server
@@ -298,7 +299,7 @@ func (s *Subscription) tick() {
 	}
 	s.wg.Add(1) // stop waits
 	defer s.wg.Done()
-	now := s.bus.clock.now()
+	now := s.bus.clock.Now()
 	var expired, failed, unseen []*Delivery
 	touch := make(map[*member][]*Delivery, len(s.members))
 	next := now + int64(time.Hour)
@@ -350,7 +351,7 @@ func (s *Subscription) tick() {
 			next = min(next, now+int64(ttl/3))
 			if m.requested == 0 || m.seat != nil {
 				// an error means that the connection is down
-				_ = s.link.nc.Publish(m.group.keepAliveSubject(), progress)
+				_ = s.link.NC.Publish(m.group.keepAliveSubject(), progress)
 			}
 		}
 		if m.retryAt > 0 && m.retryAt <= now {
@@ -411,17 +412,18 @@ func (s *Subscription) touch(ds []*Delivery, sent int64) {
 		d.send(progress)
 	}
 	// An error means that the connection is down; then all is forgotten anyway.
-	_ = s.link.ask(&nats.Msg{Subject: ds[len(ds)-1].reply, Data: progress}, sent, askerFunc(func(reply *nats.Msg, err error) {
+	_ = s.link.Ask(&nats.Msg{Subject: ds[len(ds)-1].reply, Data: progress}, sent, conn.AskerFunc(func(reply *nats.Msg, err error) {
 		if err != nil {
 			return
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if noResponders(reply) { // the consumer may be gone, and no pull wait that would say so
+		// the consumer may be gone, and no pull wait that would say so
+		if conn.NoResponders(reply) {
 			ds[0].m.verify(ds[0].group)
 			return
 		}
-		now := s.bus.clock.now()
+		now := s.bus.clock.Now()
 		for _, d := range ds {
 			d.keptSince(sent, now)
 		}

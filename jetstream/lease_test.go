@@ -148,7 +148,7 @@ func TestALeaseThatTheHubMayHaveLostIsNotSettled(t *testing.T) {
 func TestAHubThatStoodStillForgetsItsLeases(t *testing.T) {
 	t.Parallel()
 	forgetsItsLeases(t, Config{}, func(b *Bus) {
-		b.clock.lastTick.Add(-int64(10 * time.Second)) // as the ticker finds it after SIGCONT
+		b.clock.LastTick.Add(-int64(10 * time.Second)) // as the ticker finds it after SIGCONT
 	})
 }
 
@@ -464,7 +464,7 @@ func TestUnsettledEventsSurviveTheirConsumer(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.payloads(2)
-	if err := b.conn.js.DeleteConsumer(t.Context(), "owed", "g"); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), "owed", "g"); err != nil {
 		t.Fatal(err)
 	}
 	// again from the oldest unsettled one
@@ -500,7 +500,7 @@ func TestADeadLetterThatIsTooBigIsStoredWithoutItsPayload(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t)})
 	topic := "huge"
 	publish(t, b, topic, "1")
-	if _, err := b.conn.js.Publish(t.Context(), "event.huge", []byte(strings.Repeat("\x01", 300<<10))); err != nil {
+	if _, err := b.conn.JS.Publish(t.Context(), "event.huge", []byte(strings.Repeat("\x01", 300<<10))); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, topic, "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})

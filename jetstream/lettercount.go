@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // Bounds of counting dead letters.
@@ -69,7 +71,7 @@ func (d DeadLetters) Count(ctx context.Context, filter LetterFilter, client stri
 	}
 	sum := newLetterSum()
 	for i := range streams {
-		err := l.eachLetter(ctx, &streams[i], 1, &filter, func(l *Letter, _ *storedMsg) error {
+		err := l.eachLetter(ctx, &streams[i], 1, &filter, func(l *Letter, _ *conn.StoredMsg) error {
 			if filter.selects(l) && (visible == nil || visible(l)) {
 				sum.add(l)
 			}
@@ -232,7 +234,7 @@ func (k *letterBook) look(ctx context.Context, d *letters, client string) (chang
 			}
 			defer leave()
 		}
-		err := d.eachLetter(ctx, s, c.next, &LetterFilter{}, func(l *Letter, _ *storedMsg) error {
+		err := d.eachLetter(ctx, s, c.next, &LetterFilter{}, func(l *Letter, _ *conn.StoredMsg) error {
 			c.sum.add(l)
 			c.letters++
 			c.next = l.Sequence + 1

@@ -14,6 +14,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
@@ -156,10 +157,10 @@ type recordBody struct {
 const leftOut = " bytes left out: it is at "
 
 // readLetter reads a stored dead letter. What is none has a Fault.
-func readLetter(stream string, m *storedMsg) *Letter {
-	l := &Letter{Stream: stream, Sequence: m.seq, StoredAt: m.time.UnixNano(), Topic: strings.TrimPrefix(subjectTopic(m.subject), dlqPrefix)}
-	e := event.Event{Stream: stream, Sequence: m.seq, StoredAt: l.StoredAt}
-	e.ReadHeader(m.header)
+func readLetter(stream string, m *conn.StoredMsg) *Letter {
+	l := &Letter{Stream: stream, Sequence: m.Seq, StoredAt: m.Time.UnixNano(), Topic: strings.TrimPrefix(subjectTopic(m.Subject), dlqPrefix)}
+	e := event.Event{Stream: stream, Sequence: m.Seq, StoredAt: l.StoredAt}
+	e.ReadHeader(m.Header)
 	l.ID = e.ID
 	if err := l.read(m); err != nil {
 		l.Fault = err.Error()
@@ -167,10 +168,10 @@ func readLetter(stream string, m *storedMsg) *Letter {
 	return l
 }
 
-func (l *Letter) read(m *storedMsg) error {
+func (l *Letter) read(m *conn.StoredMsg) error {
 	var body letterBody
 	var record recordBody
-	if err := json.Unmarshal(m.data, &body); err != nil {
+	if err := json.Unmarshal(m.Data, &body); err != nil {
 		return errors.New("the payload is not that of a dead letter")
 	}
 	if ValidGroup(body.Group) != nil { // whoever may publish to a dlq topic can write anything
@@ -180,7 +181,7 @@ func (l *Letter) read(m *storedMsg) error {
 	if err := json.Unmarshal(body.Original, &record); err != nil {
 		return errors.New("the field original is not the record of an event")
 	}
-	origin := parseOrigin(m.header.Get(headerOriginal))
+	origin := parseOrigin(m.Header.Get(headerOriginal))
 	l.Bare = origin.bare || origin.stream == "" && strings.Contains(body.Err, leftOut)
 	l.Event = event.Event{
 		ID: record.ID, TS: record.TS, Topic: body.Topic, Key: record.Key, SID: record.SID, Headers: record.Headers,
@@ -307,7 +308,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 	}
 	names := make(map[string]bool)
 	for _, subject := range letterSubjects {
-		list := d.conn.js.StreamNames(ctx, natsjs.WithStreamListSubject(subject))
+		list := d.conn.JS.StreamNames(ctx, natsjs.WithStreamListSubject(subject))
 		for name := range list.Name() {
 			names[name] = true
 		}
@@ -317,7 +318,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 	}
 	var streams []letterStream
 	for name := range names {
-		info, err := d.conn.findStream(ctx, name)
+		info, err := d.conn.FindStream(ctx, name)
 		if errors.Is(err, event.ErrNotFound) {
 			continue
 		}
@@ -348,19 +349,19 @@ var errLettersEnded = errors.New("jetstream: enough letters were read")
 
 // eachLetter calls f for the letters of a stream from a sequence on that are in the filter's time,
 // until f returns errLettersEnded. It reads ahead, a bounded number of bytes.
-func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
+func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, filter *LetterFilter, f func(*Letter, *conn.StoredMsg) error) error {
 	if stream, seq, ok := nativeID(filter.ID); ok {
 		if stream != s.name || seq < from || seq > s.last {
 			return nil
 		}
-		m, err := d.conn.getMsg(ctx, s.name, map[string]any{"seq": seq})
+		m, err := d.conn.GetMsg(ctx, s.name, map[string]any{"seq": seq})
 		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}
 		if err != nil {
 			return d.unavailable(err)
 		}
-		if !slices.ContainsFunc(letterSubjects, func(all string) bool { return covers(all, m.subject) }) {
+		if !slices.ContainsFunc(letterSubjects, func(all string) bool { return covers(all, m.Subject) }) {
 			return nil
 		}
 		err = f(readLetter(s.name, m), m)
@@ -378,7 +379,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 		if first == nil {
 			return nil
 		}
-		next = max(next, first.seq)
+		next = max(next, first.Seq)
 	}
 	for failed := 0; ; {
 		began := next
@@ -391,7 +392,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 			return own.err
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case d.conn.ctx.Err() != nil:
+		case d.conn.Ctx.Err() != nil:
 			return event.ErrClosed
 		}
 		if failed++; next > began {
@@ -400,23 +401,23 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 		if failed == readAgain {
 			return d.unavailable(err)
 		}
-		if err := d.conn.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := d.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
 }
 
 // lettersOn reads through one consumer until that has no more. next is the sequence to go on with.
-func (d *letters) lettersOn(ctx context.Context, s *letterStream, next *uint64, filter *LetterFilter, f func(*Letter, *storedMsg) error) error {
-	return d.reads.readWindows(ctx, s.name, next, s.last, s.subjects, pullBatch, func(window []*storedMsg) error {
+func (d *letters) lettersOn(ctx context.Context, s *letterStream, next *uint64, filter *LetterFilter, f func(*Letter, *conn.StoredMsg) error) error {
+	return d.reads.readWindows(ctx, s.name, next, s.last, s.subjects, pullBatch, func(window []*conn.StoredMsg) error {
 		for _, m := range window {
-			if m.seq > s.last || !filter.Until.IsZero() && m.time.UnixMilli() > filter.Until.UnixMilli() {
+			if m.Seq > s.last || !filter.Until.IsZero() && m.Time.UnixMilli() > filter.Until.UnixMilli() {
 				return &stopError{errLettersEnded}
 			}
 			if err := f(readLetter(s.name, m), m); err != nil {
 				return &stopError{err}
 			}
-			*next = m.seq + 1
+			*next = m.Seq + 1
 		}
 		return nil
 	})
@@ -486,16 +487,16 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		case s.name == from.Stream:
 			return LetterPage{}, event.BadOptions("the dead letters were removed since next was given: begin without it")
 		}
-		err := l.eachLetter(ctx, s, start, &filter, func(l *Letter, m *storedMsg) error {
+		err := l.eachLetter(ctx, s, start, &filter, func(l *Letter, m *conn.StoredMsg) error {
 			if len(page.Letters) == limit || scanned == letterScan || read > letterBytes || size > letterPage {
 				page.Next = streamCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
 				return errLettersEnded
 			}
 			scanned++
-			read += len(m.data)
+			read += len(m.Data)
 			if filter.selects(l) && (visible == nil || visible(l)) {
 				page.Letters = append(page.Letters, l)
-				size += len(m.data)
+				size += len(m.Data)
 			}
 			return nil
 		})

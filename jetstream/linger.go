@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 const (
@@ -61,7 +63,7 @@ func (in *inbox) bequeath(d *Delivery, came incoming) bool {
 			s.mu.Unlock()
 			continue
 		}
-		d.m, d.cuts = s.members[i], s.link.cuts.Load()
+		d.m, d.cuts = s.members[i], s.link.Cuts.Load()
 		// It is in no order with what comes to the member's own inbox.
 		d.Redelivered, d.Order, d.Stretch = true, 0, 0
 		d.m.take(d, wanted, came)
@@ -131,7 +133,7 @@ func (w *lingering) sweepLingering(now int64) {
 
 // forgetLingering ends the inboxes of a link that was lost: what waits in buffers is not ours to
 // touch.
-func (w *lingering) forgetLingering(l *link) {
+func (w *lingering) forgetLingering(l *conn.Link) {
 	var lost []*inbox
 	w.mu.Lock()
 	for in := range w.inboxes {
@@ -154,17 +156,17 @@ func (w *lingering) forgetLingering(l *link) {
 // inbox and what follows in order. Only an event that is on its way in that very moment waits out
 // AckWait.
 func (s *Subscription) endInboxes(ctx context.Context) []*Delivery {
-	if !s.link.clustered() {
+	if !s.link.Clustered() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quietMax)
 	defer cancel()
 	tick := time.NewTicker(quietFor / 5)
 	defer tick.Stop()
-	began := s.bus.clock.now()
+	began := s.bus.clock.Now()
 	for s.bus.lingering.lingers(s) {
 		s.mu.Lock()
-		quiet := s.bus.clock.now()-max(s.lastCame, began) >= int64(quietFor)
+		quiet := s.bus.clock.Now()-max(s.lastCame, began) >= int64(quietFor)
 		s.mu.Unlock()
 		if quiet || ctx.Err() != nil {
 			break

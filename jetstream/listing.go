@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -138,7 +139,7 @@ func (l *listing) begin(ctx context.Context) error {
 			return nil
 		}
 	}
-	info, err := l.reads.conn.findStream(ctx, l.topic.bucket.stream)
+	info, err := l.reads.conn.FindStream(ctx, l.topic.bucket.stream)
 	switch {
 	case err != nil:
 		return err
@@ -169,7 +170,7 @@ func (l *listing) finish(ctx context.Context, err error) {
 func (l *listing) full() bool { return len(l.page.Events) == l.opts.Limit || l.page.Cut }
 
 // entries returns the next entries of the bucket. last says that none were behind them.
-func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool, err error) {
+func (l *listing) entries(ctx context.Context) (entries []*conn.StoredMsg, last bool, err error) {
 	limit := l.opts.Limit - len(l.page.Events) + 1 // one more shows that it goes on
 	if l.at.pos >= l.at.present {
 		limit = listingWindow
@@ -187,10 +188,10 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 	}
 	enough := errors.New("enough")
 	size := 0
-	r := allRead{core: l.reads.core, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, maxDirect)}
-	r.f = func(m *storedMsg) error {
+	r := allRead{core: l.reads.core, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, conn.MaxDirect)}
+	r.f = func(m *conn.StoredMsg) error {
 		entries = append(entries, m)
-		if size += m.size; len(entries) == limit || size > listingBytes {
+		if size += m.Size; len(entries) == limit || size > listingBytes {
 			return enough
 		}
 		return nil
@@ -203,7 +204,7 @@ func (l *listing) entries(ctx context.Context) (entries []*storedMsg, last bool,
 }
 
 // take puts entries on the page until it is full, and returns how many it has dealt with.
-func (l *listing) take(ctx context.Context, entries []*storedMsg) (taken int, err error) {
+func (l *listing) take(ctx context.Context, entries []*conn.StoredMsg) (taken int, err error) {
 	events := make([]*event.Event, len(entries)) // nil: not to be given
 	// hashes of keys written since the listing began; true: given already
 	late := make(map[uint64]bool)
@@ -213,7 +214,7 @@ func (l *listing) take(ctx context.Context, entries []*storedMsg) (taken int, er
 			continue
 		}
 		events[i] = e
-		if m.seq > l.at.present {
+		if m.Seq > l.at.present {
 			late[l.at.keyHash(e.Key)] = false
 		}
 	}
@@ -227,7 +228,7 @@ func (l *listing) take(ctx context.Context, entries []*storedMsg) (taken int, er
 			return i, nil
 		}
 		e := events[i]
-		if e != nil && m.seq > l.at.present && (late[l.at.keyHash(e.Key)] || l.onPage(e.Key)) {
+		if e != nil && m.Seq > l.at.present && (late[l.at.keyHash(e.Key)] || l.onPage(e.Key)) {
 			e = nil
 		}
 		if e != nil {
@@ -240,7 +241,7 @@ func (l *listing) take(ctx context.Context, entries []*storedMsg) (taken int, er
 				l.known[e.Key] = true
 			}
 		}
-		l.at.pos = m.seq
+		l.at.pos = m.Seq
 	}
 	return len(entries), nil
 }

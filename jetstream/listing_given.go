@@ -15,6 +15,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // listingsBucket says which keys were given on the pages of each listing, so that any hub can
@@ -61,24 +62,24 @@ func (l *listing) record(ctx context.Context) error {
 
 // putRecord stores a record, and makes the bucket when it is not there.
 func (r *reads) putRecord(ctx context.Context, msg *nats.Msg) error {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		// A leader that changes does not answer.
-		reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-			return r.conn.link().request(ctx, msg.Subject, msg.Data)
+		reply, err := conn.Again(ctx, func(ctx context.Context) (*nats.Msg, error) {
+			return r.conn.Link().Request(ctx, msg.Subject, msg.Data)
 		})
 		if err != nil {
 			return err
 		}
-		if !noResponders(reply) {
-			_, err := parsePubAck(reply.Data, listingsStream)
+		if !conn.NoResponders(reply) {
+			_, err := conn.ParsePubAck(reply.Data, listingsStream)
 			return err
 		}
 		if err := r.makeListings(ctx); err != nil {
 			return err
 		}
-		if err := r.conn.pause(ctx, wait); err != nil { // it was just made, or has no leader now
+		if err := r.conn.Pause(ctx, wait); err != nil { // it was just made, or has no leader now
 			return err
 		}
 	}
@@ -95,7 +96,7 @@ func (r *reads) makeListings(ctx context.Context) error {
 	if r.cfg.MemoryStorage {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	_, err := r.conn.js.CreateStream(ctx, cfg)
+	_, err := r.conn.JS.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		return nil // another hub, or another version, made it
 	}
@@ -115,11 +116,11 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 		if err == nil && lost == 0 {
 			return nil
 		}
-		if err != nil && !errors.Is(err, errNoDirect) {
+		if err != nil && !errors.Is(err, conn.ErrNoDirect) {
 			return err
 		}
 		subject := recordPrefix(l.at.name()) + strconv.FormatUint(lost, 16)
-		switch _, err := l.reads.conn.lastBySubject(ctx, listingsStream, subject); {
+		switch _, err := l.reads.conn.LastBySubject(ctx, listingsStream, subject); {
 		case errors.Is(err, event.ErrNotFound):
 			return errListingOver("what was on its pages is not known any more")
 		case err != nil:
@@ -127,7 +128,7 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 		case time.Now().After(deadline):
 			return errBehind
 		}
-		if err := l.reads.conn.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := l.reads.conn.Pause(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -139,17 +140,17 @@ func (l *listing) readGiven(ctx context.Context, hashes map[uint64]bool) (lost u
 	before := make(map[uint64]uint64) // the record before each
 	found := make(map[uint64][]uint64)
 	prefix := recordPrefix(l.at.name())
-	q := directQuery{Seq: 1, NextBySubj: prefix + "*"}
+	q := conn.DirectQuery{Seq: 1, NextBySubj: prefix + "*"}
 	for more := true; more; {
-		q.Batch = maxDirect
-		end, err := l.reads.conn.direct(ctx, listingsStream, &q, func(m *storedMsg, _ uint64) error {
-			q.Seq = m.seq + 1
-			n, err := strconv.ParseUint(m.subject[len(prefix):], 16, 64)
-			if err != nil || len(m.data)%8 != 0 || len(m.data) == 0 {
+		q.Batch = conn.MaxDirect
+		end, err := l.reads.conn.Direct(ctx, listingsStream, &q, func(m *conn.StoredMsg, _ uint64) error {
+			q.Seq = m.Seq + 1
+			n, err := strconv.ParseUint(m.Subject[len(prefix):], 16, 64)
+			if err != nil || len(m.Data)%8 != 0 || len(m.Data) == 0 {
 				return nil //nolint:nilerr // nobody's: it is missed where it is needed
 			}
-			before[n] = binary.BigEndian.Uint64(m.data)
-			for b := m.data[8:]; len(b) > 0; b = b[8:] {
+			before[n] = binary.BigEndian.Uint64(m.Data)
+			for b := m.Data[8:]; len(b) > 0; b = b[8:] {
 				hash := binary.BigEndian.Uint64(b)
 				if _, wanted := hashes[hash]; wanted {
 					found[n] = append(found[n], hash)
@@ -160,7 +161,7 @@ func (l *listing) readGiven(ctx context.Context, hashes map[uint64]bool) (lost u
 		if err != nil {
 			return l.at.last, err
 		}
-		more = end.pending > 0 && end.got > 0
+		more = end.Pending > 0 && end.Got > 0
 	}
 	// A page that was asked for again has a record that leads elsewhere.
 	for n := l.at.last; n != 0; {
@@ -199,11 +200,11 @@ func (s *listings) due(before time.Time) (names []string) {
 
 // forgetGiven removes the records of a listing.
 func (r *reads) forgetGiven(ctx context.Context, name string) {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	body, err := json.Marshal(map[string]string{"filter": recordPrefix(name) + "*"})
 	if err == nil {
-		_, err = r.conn.link().request(ctx, r.conn.api+"STREAM.PURGE."+listingsStream, body)
+		_, err = r.conn.Link().Request(ctx, r.conn.API+"STREAM.PURGE."+listingsStream, body)
 	}
 	if err != nil && ctx.Err() == nil {
 		r.log.LogAttrs(ctx, slog.LevelDebug, "failed to remove the records of a listing; they go with time", slog.Any("error", err))

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 const (
@@ -29,16 +31,16 @@ const (
 // by itself when the hub dies.
 type listingReader struct {
 	core   *core
-	link   *link
+	link   *conn.Link
 	stream string
 	name   string // of the consumer
 	inbox  string
 	sub    *nats.Subscription
 	came   chan *nats.Msg // has room for all that was asked for
 
-	listing string       // that it reads for
-	pos     uint64       // the last entry that was dealt with
-	read    []*storedMsg // came, and was not dealt with
+	listing string            // that it reads for
+	pos     uint64            // the last entry that was dealt with
+	read    []*conn.StoredMsg // came, and was not dealt with
 	pulls   int
 	asked   int       // messages of the last pull that may still come
 	got     int       // of them, those that came
@@ -50,16 +52,16 @@ var errReaderEnded = errors.New("jetstream: the reader of a listing has no more"
 
 // openReader makes the consumer.
 func (r *reads) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
-	reader := &listingReader{core: r.core, link: r.conn.link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
+	reader := &listingReader{core: r.core, link: r.conn.Link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
 	reader.came = make(chan *nats.Msg, maxPage+8) // and the messages that end pulls
 	var err error
-	if reader.sub, err = reader.link.nc.ChanSubscribe(reader.inbox+".*", reader.came); err != nil {
+	if reader.sub, err = reader.link.NC.ChanSubscribe(reader.inbox+".*", reader.came); err != nil {
 		return nil, err
 	}
 	// When ctx ends while the server makes the consumer, the consumer would stay behind.
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	_, err = r.conn.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+	_, err = r.conn.JS.CreateConsumer(making, stream, natsjs.ConsumerConfig{
 		Name: reader.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 10 * time.Second,
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: pos + 1,
 	})
@@ -73,7 +75,7 @@ func (r *reads) openReader(ctx context.Context, stream string, pos uint64) (*lis
 // entries returns the next entries, most of them if there are as many, or an error where a reader
 // of its kind finds none: it does not know where the end is. It then asks for as many more, unless
 // they are under way.
-func (r *listingReader) entries(ctx context.Context, limit int) ([]*storedMsg, error) {
+func (r *listingReader) entries(ctx context.Context, limit int) ([]*conn.StoredMsg, error) {
 	size, n := 0, 0
 	for n < limit && size <= listingBytes {
 		if n == len(r.read) {
@@ -86,7 +88,7 @@ func (r *listingReader) entries(ctx context.Context, limit int) ([]*storedMsg, e
 			}
 			r.read = append(r.read, m)
 		}
-		size += r.read[n].size
+		size += r.read[n].Size
 		n++
 	}
 	if r.asked == 0 && len(r.read) == n {
@@ -98,7 +100,7 @@ func (r *listingReader) entries(ctx context.Context, limit int) ([]*storedMsg, e
 // drop says that so many of the entries were dealt with.
 func (r *listingReader) drop(n int) {
 	if n > 0 {
-		r.pos = r.read[n-1].seq
+		r.pos = r.read[n-1].Seq
 	}
 	clear(r.read[:n])
 	r.read = r.read[n:]
@@ -111,9 +113,9 @@ func (r *listingReader) ask(n int) error {
 	if err != nil {
 		return err
 	}
-	subject := r.core.conn.api + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
+	subject := r.core.conn.API + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
 	r.pulls++
-	if err := r.link.nc.PublishMsg(&nats.Msg{Subject: subject, Reply: r.answers(), Data: body}); err != nil {
+	if err := r.link.NC.PublishMsg(&nats.Msg{Subject: subject, Reply: r.answers(), Data: body}); err != nil {
 		return err
 	}
 	r.asked, r.got = n, 0
@@ -124,7 +126,7 @@ func (r *listingReader) ask(n int) error {
 func (r *listingReader) answers() string { return r.inbox + "." + strconv.Itoa(r.pulls) }
 
 // next returns the next message, of which so many are wanted.
-func (r *listingReader) next(ctx context.Context, want int) (*storedMsg, error) {
+func (r *listingReader) next(ctx context.Context, want int) (*conn.StoredMsg, error) {
 	for {
 		if r.asked == 0 {
 			if err := r.ask(want); err != nil {
@@ -135,7 +137,7 @@ func (r *listingReader) next(ctx context.Context, want int) (*storedMsg, error) 
 		if err != nil {
 			return nil, err
 		}
-		p, ok := parseAckSubject(m.Reply)
+		p, ok := conn.ParseAckSubject(m.Reply)
 		if !ok { // the end of a pull: it is fulfilled, or there is no more, or no more room
 			if m.Subject != r.answers() {
 				continue // of one before
@@ -147,12 +149,12 @@ func (r *listingReader) next(ctx context.Context, want int) (*storedMsg, error) 
 			continue
 		}
 		// without acks nothing is sent twice: a hole would stay one
-		if r.seen++; p.order != r.seen {
-			return nil, errFeedCut
+		if r.seen++; p.Order != r.seen {
+			return nil, conn.ErrFeedCut
 		}
 		r.got++
 		r.asked--
-		return &storedMsg{subject: m.Subject, seq: p.streamSeq, header: m.Header, data: m.Data, time: time.Unix(0, p.storedAt), size: m.Size()}, nil
+		return &conn.StoredMsg{Subject: m.Subject, Seq: p.StreamSeq, Header: m.Header, Data: m.Data, Time: time.Unix(0, p.StoredAt), Size: m.Size()}, nil
 	}
 }
 
@@ -171,7 +173,7 @@ func (r *listingReader) wait(ctx context.Context) (*nats.Msg, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-silence.C:
-		return nil, errIdle
+		return nil, conn.ErrIdle
 	}
 }
 
@@ -180,7 +182,7 @@ func (r *listingReader) close(ctx context.Context) {
 	_ = r.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = r.core.conn.js.DeleteConsumer(ctx, r.stream, r.name)
+	_ = r.core.conn.JS.DeleteConsumer(ctx, r.stream, r.name)
 }
 
 // listings are the readers that wait for the next page of their listing, and the listings that have
@@ -273,7 +275,7 @@ func (s *listings) tend() {
 	for {
 		var now time.Time
 		select {
-		case <-s.reads.conn.ctx.Done():
+		case <-s.reads.conn.Ctx.Done():
 			for _, r := range s.overdue(time.Now(), math.MaxInt) {
 				_ = r.sub.Unsubscribe() // the server finds out the rest
 			}
@@ -281,10 +283,10 @@ func (s *listings) tend() {
 		case now = <-tick.C:
 		}
 		for _, r := range s.overdue(now.Add(-listingIdle), math.MaxInt) {
-			s.close(s.reads.conn.ctx, r)
+			s.close(s.reads.conn.Ctx, r)
 		}
 		for _, name := range s.due(now.Add(-listingGrace)) {
-			s.reads.forgetGiven(s.reads.conn.ctx, name)
+			s.reads.forgetGiven(s.reads.conn.Ctx, name)
 		}
 	}
 }

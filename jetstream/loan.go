@@ -106,7 +106,7 @@ func (m *member) openSeat() {
 	m.requested = 0
 	m.group.ordering.change(m.seat.place, true, 0)
 	if ttl := m.group.timeToLive(); ttl > 0 {
-		m.sub.schedule(m.sub.bus.clock.now() + int64(ttl/3))
+		m.sub.schedule(m.sub.bus.clock.Now() + int64(ttl/3))
 	}
 }
 
@@ -133,7 +133,7 @@ func (m *member) more(n int) {
 func (t *seat) accept(lent []lending) bool {
 	m := t.m
 	s := m.sub
-	now := s.bus.clock.now()
+	now := s.bus.clock.Now()
 	ds := make([]*Delivery, len(lent))
 	var unwanted []*loan
 	for i := range lent {
@@ -213,7 +213,7 @@ func (t *seat) revoke(from lender) (n int, unseen []*loan) {
 		return mine
 	})
 	if t.m.seat == t && t.open {
-		s.refillSoon(s.bus.clock.now())
+		s.refillSoon(s.bus.clock.Now())
 	}
 	return n, unseen
 }

@@ -60,12 +60,12 @@ func TestLogOfRefusedEvents(t *testing.T) {
 	var texts []string
 	for _, topic := range []string{"one", "two"} {
 		publish(t, b, topic, "1")
-		info, err := b.conn.findStream(t.Context(), topic)
+		info, err := b.conn.FindStream(t.Context(), topic)
 		if err != nil {
 			t.Fatal(err)
 		}
 		info.Config.MaxMsgSize = 1
-		if _, err := b.conn.js.UpdateStream(t.Context(), info.Config); err != nil {
+		if _, err := b.conn.JS.UpdateStream(t.Context(), info.Config); err != nil {
 			t.Fatal(err)
 		}
 		texts = append(texts, `level=WARN msg="the stream refused an event" topic=`+topic+` error=`)
@@ -92,7 +92,7 @@ func TestLogOfErrorsOfNATS(t *testing.T) {
 	b := open(t, Config{URL: url, Connections: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	const n = 100
 	began := time.Now()
-	nc := b.conn.links[0].nc
+	nc := b.conn.Links[0].NC
 	for i := range n {
 		if err := nc.Publish(fmt.Sprint("denied.", i), nil); err != nil {
 			t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // Loss says that events were removed from a topic before a group was given them: by a bound of the
@@ -78,29 +80,29 @@ func (s *sight) rest() {
 }
 
 // arrived takes a delivery, and returns the gap before it if there is one.
-func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
+func (s *sight) arrived(p *conn.DeliveryMeta, now int64) (gap, bool) {
 	if s.off {
 		return gap{}, false
 	}
 	if s.dipAt > 0 && now-s.dipAt > int64(settleSight) {
 		s.rest()
 	}
-	late, first := p.order <= s.order, p.delivered == 1 && p.streamSeq > s.seq
+	late, first := p.Order <= s.order, p.Delivered == 1 && p.StreamSeq > s.seq
 	// The server counts from another number. A new leader may not know of the last deliveries: then
 	// a later event comes under the number of one of them.
-	renumbered := first && (p.order <= s.seqOrder || p.order == s.order)
+	renumbered := first && (p.Order <= s.seqOrder || p.Order == s.order)
 	// An event that was passed before says nothing: its delivery may have stood in a connection.
 	if late && first && (s.cut || now-s.orderAt > int64(settleSight) || renumbered) {
 		s.orderAt = now
 		return s.recount(p)
 	}
 	if !late {
-		s.cut, s.order, s.orderAt = false, p.order, now
+		s.cut, s.order, s.orderAt = false, p.Order, now
 	}
 	switch {
 	case first:
-		s.seq, s.seqOrder, s.stored = p.streamSeq, p.order, p.storedAt
-	case p.delivered > 1 || !late: // also one that a killed server has forgotten
+		s.seq, s.seqOrder, s.stored = p.StreamSeq, p.Order, p.StoredAt
+	case p.Delivered > 1 || !late: // also one that a killed server has forgotten
 		s.again++
 	}
 	switch sum := s.sum(); {
@@ -118,9 +120,9 @@ func (s *sight) arrived(p *deliveryMeta, now int64) (gap, bool) {
 
 // recount begins again with the first delivery of an event whose number is not comparable with
 // those before.
-func (s *sight) recount(p *deliveryMeta) (g gap, found bool) {
-	g = gap{after: place{s.order, s.seq, s.stored}, order: p.order, seq: p.streamSeq, lost: p.streamSeq - s.seq - 1}
-	s.cut, s.order, s.seq, s.seqOrder, s.stored, s.again = false, p.order, p.streamSeq, p.order, p.storedAt, 0
+func (s *sight) recount(p *conn.DeliveryMeta) (g gap, found bool) {
+	g = gap{after: place{s.order, s.seq, s.stored}, order: p.Order, seq: p.StreamSeq, lost: p.StreamSeq - s.seq - 1}
+	s.cut, s.order, s.seq, s.seqOrder, s.stored, s.again = false, p.Order, p.StreamSeq, p.Order, p.StoredAt, 0
 	s.rest()
 	return g, g.lost > 0
 }
@@ -143,7 +145,7 @@ func (g *group) check(f found) {
 		return
 	}
 	g.checking = true
-	g.bus.conn.apart(g.checkAll)
+	g.bus.conn.Apart(g.checkAll)
 }
 
 func (g *group) checkAll() {
@@ -168,7 +170,7 @@ func (g *group) checkAll() {
 // report notes a loss, unless another hub has, and tells the members on this hub.
 func (g *group) report(f found) {
 	b := g.bus
-	ctx, cancel := context.WithTimeout(b.conn.ctx, lossWait)
+	ctx, cancel := context.WithTimeout(b.conn.Ctx, lossWait)
 	defer cancel()
 	var losses []Loss
 	var err error
@@ -177,7 +179,7 @@ func (g *group) report(f found) {
 	} else {
 		losses, err = b.records.noteLoss(ctx, g, f.gap)
 	}
-	if err != nil && b.conn.ctx.Err() == nil {
+	if err != nil && b.conn.Ctx.Err() == nil {
 		b.often.Log(ctx, slog.LevelWarn, "failed to note that a group has lost events; this hub reports them by itself", g.source(),
 			slog.String("topic", g.topic.name), slog.String("group", g.name), slog.Any("error", err))
 	}
@@ -207,7 +209,7 @@ func (s *Subscription) lose(l Loss) {
 
 // await makes a delivery wait until it is known what was lost before it.
 func (g *group) await(d *Delivery) {
-	d.m.sub.returning.tryAcquire(maxReturning) // until goOn
+	d.m.sub.returning.TryAcquire(maxReturning) // until goOn
 	g.mu.Lock()
 	if g.checking {
 		g.waiting = append(g.waiting, d)
@@ -221,7 +223,7 @@ func (g *group) await(d *Delivery) {
 // goOn hands a delivery on that has waited.
 func (d *Delivery) goOn() {
 	s := d.m.sub
-	defer s.returning.release()
+	defer s.returning.Release()
 	s.mu.Lock()
 	d.looking = false
 	if d.knows != known {

@@ -15,6 +15,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
 )
@@ -109,7 +110,7 @@ func expire(tb testing.TB, b *Bus) {
 	keep := func(age time.Duration) {
 		tb.Helper()
 		cfg.MaxAge = age
-		if _, err := b.conn.js.UpdateStream(tb.Context(), cfg); err != nil {
+		if _, err := b.conn.JS.UpdateStream(tb.Context(), cfg); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -310,7 +311,7 @@ func TestLossIsCountedOnceByHubs(t *testing.T) {
 				info, err := pub.Group("orders", "g").Backlog(t.Context())
 				return err == nil && info.Leased == 0 && info.Waiting == 0
 			})
-			c, err := pub.conn.js.Consumer(t.Context(), "orders", "g")
+			c, err := pub.conn.JS.Consumer(t.Context(), "orders", "g")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -348,7 +349,7 @@ func loseBehindASlowConnection(t *testing.T, log *slog.Logger) error {
 	members := make([]*told, b.cfg.Connections)
 	for slices.Contains(members, nil) {
 		m := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
-		if i := m.sub.link.index; members[i] == nil {
+		if i := m.sub.link.Index; members[i] == nil {
 			members[i] = m
 		} else if err := m.sub.Stop(t.Context()); err != nil {
 			t.Fatal(err)
@@ -368,7 +369,7 @@ func loseBehindASlowConnection(t *testing.T, log *slog.Logger) error {
 				return err
 			}
 		}
-		release := proxy.HoldOne(t, slow.sub.link.index)
+		release := proxy.HoldOne(t, slow.sub.link.Index)
 		fillFrom(t, pub, "orders", stored+1, stored+2)
 		one := fast.next()
 		<-time.After(settleSight + 200*time.Millisecond) // the time under test
@@ -441,10 +442,10 @@ func TestSightOfANewGroup(t *testing.T) {
 	t.Parallel()
 	info := &natsjs.ConsumerInfo{Config: natsjs.ConsumerConfig{OptStartSeq: 101}}
 	s := newSight(&topicInfo{stream: new(stream)}, info)
-	if g, found := s.arrived(&deliveryMeta{order: 1, streamSeq: 101, delivered: 1}, 1); found {
+	if g, found := s.arrived(&conn.DeliveryMeta{Order: 1, StreamSeq: 101, Delivered: 1}, 1); found {
 		t.Errorf("the first event of the group comes after %d lost ones", g.lost)
 	}
-	if g, found := s.arrived(&deliveryMeta{order: 2, streamSeq: 104, delivered: 1}, 2); !found || g.lost != 2 {
+	if g, found := s.arrived(&conn.DeliveryMeta{Order: 2, StreamSeq: 104, Delivered: 1}, 2); !found || g.lost != 2 {
 		t.Errorf("102 and 103 are missing, %d are lost", g.lost)
 	}
 }
@@ -456,12 +457,12 @@ func TestSightOfForgottenDeliveries(t *testing.T) {
 	for _, again := range []uint64{11, 10, 9, 8} {
 		s := newSight(&topicInfo{stream: new(stream)}, new(natsjs.ConsumerInfo))
 		for n := uint64(1); n <= 10; n++ {
-			s.arrived(&deliveryMeta{order: n, streamSeq: n, delivered: 1}, int64(n))
+			s.arrived(&conn.DeliveryMeta{Order: n, StreamSeq: n, Delivered: 1}, int64(n))
 		}
-		s.arrived(&deliveryMeta{order: 11, streamSeq: 5, delivered: 2}, 11)
+		s.arrived(&conn.DeliveryMeta{Order: 11, StreamSeq: 5, Delivered: 2}, 11)
 		found := uint64(0)
 		for n := range uint64(5) { // from 21 on
-			if g, ok := s.arrived(&deliveryMeta{order: again + n, streamSeq: 21 + n, delivered: 1}, int64(12+n)); ok {
+			if g, ok := s.arrived(&conn.DeliveryMeta{Order: again + n, StreamSeq: 21 + n, Delivered: 1}, int64(12+n)); ok {
 				found += g.lost
 			}
 		}
@@ -512,7 +513,7 @@ func TestHolesAreNoLoss(t *testing.T) {
 	g := takeTold(t, b, "orders", SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 	fillFrom(t, b, "orders", 1, 20)
 	d := g.next()
-	s, err := b.conn.js.Stream(t.Context(), "orders")
+	s, err := b.conn.JS.Stream(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
 	}

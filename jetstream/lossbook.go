@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -117,7 +118,7 @@ func (r *records) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error)
 		}
 		book.add(w, n)
 		err = r.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
-		if errors.Is(err, errGroupMoved) && r.conn.pause(ctx, bookAgain) == nil {
+		if errors.Is(err, errGroupMoved) && r.conn.Pause(ctx, bookAgain) == nil {
 			continue // another hub notes something at this moment
 		}
 		if err != nil {
@@ -133,7 +134,7 @@ const bookAgain = 5 * time.Millisecond
 
 // noteReturned counts events that the group's members gave back and that were removed since.
 func (r *records) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss, error) {
-	info, err := r.conn.findStream(ctx, g.topic.stream.name)
+	info, err := r.conn.FindStream(ctx, g.topic.stream.name)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +165,7 @@ func (r *records) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]
 		book.Lost += n
 		book.AtMS = time.Now().UnixMilli()
 		err = r.putBook(ctx, lossSubject(g.topic, g.name), &book, book.revision)
-		if !errors.Is(err, errGroupMoved) || r.conn.pause(ctx, bookAgain) != nil {
+		if !errors.Is(err, errGroupMoved) || r.conn.Pause(ctx, bookAgain) != nil {
 			return losses, err
 		}
 	}
@@ -241,8 +242,8 @@ const leaderBehind = 200 * time.Millisecond
 // firstLeft is the first sequence that is left in the stream. A leader that has not applied yet
 // what another server has is asked again.
 func (r *records) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, error) {
-	for end := r.clock.now() + int64(leaderBehind); ; {
-		info, err := r.conn.findStream(ctx, t.stream.name)
+	for end := r.clock.Now() + int64(leaderBehind); ; {
+		info, err := r.conn.FindStream(ctx, t.stream.name)
 		if err != nil {
 			return 0, err
 		}
@@ -250,10 +251,10 @@ func (r *records) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, e
 			return 0, errStreamGone
 		}
 		first, applied := info.State.FirstSeq, info.State.LastSeq >= w.seq
-		if applied && (first > w.after.seq+w.lost || info.Config.Replicas == 1 || r.clock.now() > end) {
+		if applied && (first > w.after.seq+w.lost || info.Config.Replicas == 1 || r.clock.Now() > end) {
 			return first, nil
 		}
-		if err := r.conn.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := r.conn.Pause(ctx, 20*time.Millisecond); err != nil {
 			return 0, fmt.Errorf("jetstream: stream %s: its leader is behind: %w", t.stream.name, err)
 		}
 	}
@@ -276,7 +277,7 @@ func (r *records) lossBook(ctx context.Context, t *topicInfo, group string) (los
 // book reads an entry at the leader, and returns its revision; 0 if there is none. What cannot be
 // read counts for nothing.
 func (r *records) book(ctx context.Context, subject string, into any) (uint64, error) {
-	m, err := r.conn.lastBySubject(ctx, "KV_"+retentionBucket, subject)
+	m, err := r.conn.LastBySubject(ctx, "KV_"+retentionBucket, subject)
 	if errors.Is(err, event.ErrNotFound) {
 		return 0, nil
 	}
@@ -284,10 +285,10 @@ func (r *records) book(ctx context.Context, subject string, into any) (uint64, e
 		return 0, err
 	}
 	unmarshalBook(m, into)
-	return m.seq, nil
+	return m.Seq, nil
 }
 
-func unmarshalBook(m *storedMsg, into any) bool { return json.Unmarshal(m.data, into) == nil }
+func unmarshalBook(m *conn.StoredMsg, into any) bool { return json.Unmarshal(m.Data, into) == nil }
 
 // putBook stores an entry that replaces the one of a revision. It returns errGroupMoved when
 // another was first.
@@ -297,7 +298,7 @@ func (r *records) putBook(ctx context.Context, subject string, book any, revisio
 		return err
 	}
 	m := &nats.Msg{Subject: subject, Data: value, Header: nats.Header{natsjs.ExpectedLastSubjSeqHeader: {strconv.FormatUint(revision, 10)}}}
-	_, err = r.conn.write(ctx, "KV_"+retentionBucket, m)
+	_, err = r.conn.Write(ctx, "KV_"+retentionBucket, m)
 	if keyChanged(err) {
 		return errGroupMoved
 	}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/natstest"
 )
 
@@ -73,15 +74,15 @@ func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []event.Re
 	var receipts []event.Receipt
 	for _, p := range payloads {
 		var opts PublishOptions
-		if l := b.conn.links[0]; l.clustered() {
-			id, err := l.newID()
+		if l := b.conn.Links[0]; l.Clustered() {
+			id, err := l.NewID()
 			if err != nil {
 				tb.Fatal(err)
 			}
 			opts.ID = id
 		}
 		r, err := b.Publish(tb.Context(), topic, []byte(p), opts)
-		for end := time.Now().Add(wait); opts.ID != "" && (errors.Is(err, errNoReply) || errors.Is(err, nats.ErrNoResponders)) && time.Now().Before(end); {
+		for end := time.Now().Add(wait); opts.ID != "" && (errors.Is(err, conn.ErrNoReply) || errors.Is(err, nats.ErrNoResponders)) && time.Now().Before(end); {
 			tb.Logf("publishing %.20q again: %v", p, err)
 			<-time.After(20 * time.Millisecond)
 			r, err = b.Publish(tb.Context(), topic, []byte(p), opts)

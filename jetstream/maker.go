@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
@@ -97,7 +98,7 @@ type makerNote struct {
 func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (entry, error) {
 	c := m.core
 	e := entry{subject: makerSubject(client, t, group), client: client}
-	_, err := c.conn.lastBySubject(ctx, "KV_"+makersBucket, e.subject)
+	_, err := c.conn.LastBySubject(ctx, "KV_"+makersBucket, e.subject)
 	if err == nil {
 		return entry{}, nil
 	}
@@ -127,7 +128,7 @@ func (m *makers) write(ctx context.Context, e entry, note makerNote, limit strin
 	if err != nil {
 		return entry{}, err
 	}
-	ack, err := c.conn.write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
+	ack, err := c.conn.Write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
 	if err != nil {
 		return entry{}, c.unavailable(fmt.Errorf("jetstream: note who makes a topic or a group: %w", err))
 	}
@@ -187,7 +188,7 @@ func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*eve
 // subjectsOf returns the subjects of one of the hub's buckets that match a filter, at its leader.
 func (c *core) subjectsOf(ctx context.Context, bucket, filter string) (map[string]uint64, error) {
 	var info struct {
-		Error *apiError `json:"error"`
+		Error *conn.APIError `json:"error"`
 		State struct {
 			Subjects map[string]uint64 `json:"subjects"`
 		} `json:"state"`
@@ -207,11 +208,11 @@ func (c *core) askAPI(ctx context.Context, what string, query, into any) error {
 	if err != nil {
 		return err
 	}
-	reply, err := again(ctx, func(ctx context.Context) (*nats.Msg, error) { return c.conn.link().request(ctx, c.conn.api+what, req) })
+	reply, err := conn.Again(ctx, func(ctx context.Context) (*nats.Msg, error) { return c.conn.Link().Request(ctx, c.conn.API+what, req) })
 	if err != nil {
 		return fmt.Errorf("jetstream: %s: %w", what, err)
 	}
-	if noResponders(reply) {
+	if conn.NoResponders(reply) {
 		return fmt.Errorf("jetstream: %s: %w", what, nats.ErrNoResponders)
 	}
 	return json.Unmarshal(reply.Data, into)
@@ -239,8 +240,8 @@ func (c *core) purgeFiltered(ctx context.Context, stream, subject string, before
 		query["seq"] = before
 	}
 	var got struct {
-		Error  *apiError `json:"error"`
-		Purged uint64    `json:"purged"`
+		Error  *conn.APIError `json:"error"`
+		Purged uint64         `json:"purged"`
 	}
 	if err := c.askAPI(ctx, "STREAM.PURGE."+stream, query, &got); err != nil {
 		return 0, err
@@ -273,9 +274,9 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 	}
 	noted := make(map[string][]entry) // by stream
 	before := time.Now().Add(-age)
-	err := c.readThrough(ctx, "KV_"+makersBucket, 1, true, func(msg *storedMsg) error {
-		if parts := strings.Split(strings.TrimPrefix(msg.subject, makersPrefix), "."); strings.HasPrefix(msg.subject, prefix) && len(parts) >= 2 && msg.time.Before(before) {
-			noted[parts[1]] = append(noted[parts[1]], entry{subject: msg.subject, seq: msg.seq})
+	err := c.readThrough(ctx, "KV_"+makersBucket, 1, true, func(msg *conn.StoredMsg) error {
+		if parts := strings.Split(strings.TrimPrefix(msg.Subject, makersPrefix), "."); strings.HasPrefix(msg.Subject, prefix) && len(parts) >= 2 && msg.Time.Before(before) {
+			noted[parts[1]] = append(noted[parts[1]], entry{subject: msg.Subject, seq: msg.Seq})
 		}
 		return nil
 	})
@@ -300,12 +301,12 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 }
 
 // sweepYoung is how long a topic or a group may take from its note until it exists.
-const sweepYoung = 2 * publishWait
+const sweepYoung = 2 * conn.PublishWait
 
 // groupsOf returns the groups of a stream, by the names of their first consumers, and nil for a
 // stream that does not exist.
 func (c *core) groupsOf(ctx context.Context, stream string) (map[string]bool, error) {
-	s, err := c.conn.js.Stream(ctx, stream)
+	s, err := c.conn.JS.Stream(ctx, stream)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil, nil
 	}

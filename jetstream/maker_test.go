@@ -100,7 +100,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 		if code := makes(t, b, "tabs", "tab-1", tab); code != "" {
 			t.Errorf("a tab that comes again: %s", code)
 		}
-		if err := b.conn.js.DeleteConsumer(t.Context(), "tabs", b.streams.known("tabs").consumerName("tab-1")); err != nil {
+		if err := b.conn.JS.DeleteConsumer(t.Context(), "tabs", b.streams.known("tabs").consumerName("tab-1")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -203,7 +203,7 @@ func TestRoomOnForeignStreams(t *testing.T) {
 		}
 	}
 	publish(t, b, "new", "1")
-	s, err := b.conn.js.Stream(context.Background(), "new")
+	s, err := b.conn.JS.Stream(context.Background(), "new")
 	if err != nil || s.CachedInfo().Config.MaxConsumers != 11_000 {
 		t.Errorf("a new stream takes %d consumers, %v", s.CachedInfo().Config.MaxConsumers, err)
 	}
@@ -223,7 +223,7 @@ func TestTopicsThatExistCountForTheirMaker(t *testing.T) {
 		if fail, ok := errors.AsType[*event.Error](err); !ok || fail.Code != event.CodeRateLimited || !strings.Contains(fail.Msg, "3 topics") {
 			t.Errorf("%s is one topic more than allowed: %v", name, err)
 		}
-		if s, err := b.conn.findStream(t.Context(), name); !errors.Is(err, event.ErrNotFound) {
+		if s, err := b.conn.FindStream(t.Context(), name); !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("%s was made: %v, %v", name, s, err)
 		}
 	}
@@ -272,7 +272,7 @@ func TestTopicsThatExistCountForTheirMaker(t *testing.T) {
 	}
 	full("six", publishes)
 	// Another program deletes a topic. The sweep finds that, at once if a client needs the place.
-	if err := b.conn.js.DeleteStream(t.Context(), "published"); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), "published"); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.streams.makers.sweep(t.Context(), "", 0); err != nil {

@@ -185,7 +185,7 @@ func TestBackCountsOnlyTheTopic(t *testing.T) {
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	stream, err := b.conn.js.Stream(t.Context(), "fam")
+	stream, err := b.conn.JS.Stream(t.Context(), "fam")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -59,7 +60,7 @@ func marksSubject(t *topicInfo, group string) string {
 
 // consumerState is what the server says of a consumer, as far as the hub asks for it.
 type consumerState struct {
-	Error    *apiError `json:"error"`
+	Error    *conn.APIError `json:"error"`
 	AckFloor struct {
 		Stream uint64 `json:"stream_seq"`
 	} `json:"ack_floor"`
@@ -84,10 +85,10 @@ type consumerState struct {
 
 // ask asks the server about the group's consumer and calls then with the answer, if there is one.
 // It does not block.
-func (g *group) ask(l *link, now int64, then func(*consumerState)) {
+func (g *group) ask(l *conn.Link, now int64, then func(*consumerState)) {
 	// An error means that the connection is down; what is asked here is asked again.
-	_ = l.ask(&nats.Msg{Subject: g.info}, now, askerFunc(func(reply *nats.Msg, err error) {
-		if err != nil || noResponders(reply) {
+	_ = l.Ask(&nats.Msg{Subject: g.info}, now, conn.AskerFunc(func(reply *nats.Msg, err error) {
+		if err != nil || conn.NoResponders(reply) {
 			return
 		}
 		var state consumerState
@@ -131,16 +132,16 @@ func (b *Bus) watchGroups() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.conn.ctx.Done():
+		case <-b.conn.Ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now, asked := b.clock.now(), 0
+		now, asked := b.clock.Now(), 0
 		b.groups.eachGroup(func(g *group) {
-			g.keepSeen(b.conn.link(), now)
+			g.keepSeen(b.conn.Link(), now)
 			if asked < watchBatch && g.due(now) && len(b.groups.membersOf(g)) > 0 {
 				asked++
-				l := b.conn.link()
+				l := b.conn.Link()
 				g.ask(l, now, func(*consumerState) { g.putMark(l) })
 			}
 		})
@@ -166,7 +167,7 @@ func (g *group) due(now int64) bool {
 }
 
 // putMark stores how far a group in memory is. It does not block.
-func (g *group) putMark(l *link) {
+func (g *group) putMark(l *conn.Link) {
 	if !g.memory || g.deleted.Load() || len(g.bus.groups.membersOf(g)) == 0 {
 		return
 	}
@@ -175,7 +176,7 @@ func (g *group) putMark(l *link) {
 	g.mu.Unlock()
 	// What fails here is done again soon.
 	m := g.mark(floor, false)
-	_ = l.ask(m.message(marksSubject(g.topic, g.name)), g.bus.clock.now(), askerFunc(func(*nats.Msg, error) {}))
+	_ = l.Ask(m.message(marksSubject(g.topic, g.name)), g.bus.clock.Now(), conn.AskerFunc(func(*nats.Msg, error) {}))
 }
 
 // storeFirstMark stores where a group in memory begins, before its first member knows that the
@@ -190,9 +191,9 @@ func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
 
 // storeMark stores a mark, or keeps it to be stored later.
 func (r *records) storeMark(ctx context.Context, subject string, m mark) {
-	reply, err := r.conn.link().requestMsg(ctx, m.message(subject))
+	reply, err := r.conn.Link().RequestMsg(ctx, m.message(subject))
 	if err == nil {
-		_, err = parsePubAck(reply.Data, "KV_"+marksBucket)
+		_, err = conn.ParsePubAck(reply.Data, "KV_"+marksBucket)
 	}
 	if err != nil {
 		r.keepMark(subject, m)
@@ -215,14 +216,14 @@ func (m *mark) message(subject string) *nats.Msg {
 
 // storeLastMark stores how far a group in memory is, when a member leaves it, and waits until it is
 // stored. Without a connection, the mark is stored when it is back.
-func (g *group) storeLastMark(ctx context.Context, l *link) {
+func (g *group) storeLastMark(ctx context.Context, l *conn.Link) {
 	if !g.memory || g.deleted.Load() {
 		return
 	}
 	subject := marksSubject(g.topic, g.name)
 	if floor, err := g.askFloor(ctx, l); err == nil {
 		m := g.mark(floor, true)
-		if _, err := l.requestMsg(ctx, m.message(subject)); err == nil {
+		if _, err := l.RequestMsg(ctx, m.message(subject)); err == nil {
 			return
 		}
 	}
@@ -230,8 +231,8 @@ func (g *group) storeLastMark(ctx context.Context, l *link) {
 }
 
 // askFloor asks up to which event all is settled.
-func (g *group) askFloor(ctx context.Context, l *link) (uint64, error) {
-	reply, err := l.request(ctx, g.info, nil)
+func (g *group) askFloor(ctx context.Context, l *conn.Link) (uint64, error) {
+	reply, err := l.Request(ctx, g.info, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -263,7 +264,7 @@ func (r *records) keepMark(subject string, m mark) {
 }
 
 // saveMark stores a kept mark, unless a newer one is there. It does not block.
-func (r *records) saveMark(l *link, subject string, m mark) {
+func (r *records) saveMark(l *conn.Link, subject string, m mark) {
 	done := func() {
 		r.unsaved.mu.Lock()
 		defer r.unsaved.mu.Unlock()
@@ -280,8 +281,8 @@ func (r *records) saveMark(l *link, subject string, m mark) {
 			done()
 			return
 		}
-		_ = l.ask(m.message(subject), r.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
-			if err == nil && !noResponders(reply) {
+		_ = l.Ask(m.message(subject), r.clock.Now(), conn.AskerFunc(func(reply *nats.Msg, err error) {
+			if err == nil && !conn.NoResponders(reply) {
 				done()
 			}
 		}))
@@ -338,7 +339,7 @@ func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *genera
 func (r *records) mark(ctx context.Context, t *topicInfo, name string) (*mark, error) {
 	subject := marksSubject(t, name)
 	kept := r.keptMark(subject)
-	msg, err := r.conn.lastBySubject(ctx, "KV_"+marksBucket, subject)
+	msg, err := r.conn.LastBySubject(ctx, "KV_"+marksBucket, subject)
 	if errors.Is(err, event.ErrNotFound) {
 		return kept, nil
 	}
@@ -346,7 +347,7 @@ func (r *records) mark(ctx context.Context, t *topicInfo, name string) (*mark, e
 		return nil, err
 	}
 	var m mark
-	if err := json.Unmarshal(msg.data, &m); err != nil {
+	if err := json.Unmarshal(msg.Data, &m); err != nil {
 		return nil, nil //nolint:nilerr,nilnil // an unreadable mark says nothing
 	}
 	if kept != nil && kept.SeenMS > m.SeenMS {

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -91,19 +92,19 @@ func (m *member) open() {
 		return
 	}
 	m.opened++
-	in := &inbox{m: m, group: m.group, subject: m.sub.link.nc.NewInbox(), number: m.opened}
-	sub, err := m.sub.link.nc.Subscribe(in.subject, in.receive)
+	in := &inbox{m: m, group: m.group, subject: m.sub.link.NC.NewInbox(), number: m.opened}
+	sub, err := m.sub.link.NC.Subscribe(in.subject, in.receive)
 	if err == nil {
 		err = sub.SetPendingLimits(-1, -1) // bounded by what was asked for
 	}
 	if err != nil {
-		m.sub.bus.often.Log(m.sub.bus.conn.ctx, slog.LevelWarn, "failed to subscribe to an inbox for a group; it is tried again when the connection is back", m.group.source(),
+		m.sub.bus.often.Log(m.sub.bus.conn.Ctx, slog.LevelWarn, "failed to subscribe to an inbox for a group; it is tried again when the connection is back", m.group.source(),
 			slog.String("topic", m.group.topic.name), slog.Any("error", err))
 		return
 	}
 	in.sub, m.inbox, m.requested, m.retryAt = sub, in, 0, 0
 	if m.group.timeToLive() > 0 {
-		m.sub.schedule(m.sub.bus.clock.now() + int64(m.group.timeToLive()/3))
+		m.sub.schedule(m.sub.bus.clock.Now() + int64(m.group.timeToLive()/3))
 	}
 }
 
@@ -129,7 +130,7 @@ func (m *member) close(gracefully bool) {
 		in.forgotten = true
 		in.ended(in.pulls)
 		_ = in.sub.Unsubscribe() // fails only when the connection is closed
-	case in.left > 0 && m.sub.link.clustered() && m.sub.bus.lingering.linger(in, m.lost):
+	case in.left > 0 && m.sub.link.Clustered() && m.sub.bus.lingering.linger(in, m.lost):
 	default:
 		in.ended(in.pulls)
 		_ = in.sub.Drain() // the same
@@ -158,7 +159,7 @@ func (s *Subscription) closeInboxes() {
 }
 
 // refill asks the server for as much as there is credit for. s.mu is held.
-func (s *Subscription) refill() { s.refillAt(s.bus.clock.now()) }
+func (s *Subscription) refill() { s.refillAt(s.bus.clock.Now()) }
 
 // refillAt is refill for callers that have just read the clock.
 func (s *Subscription) refillAt(now int64) {
@@ -230,7 +231,7 @@ func (m *member) pull(batch int, now int64) {
 	s := m.sub
 	bytes := s.bus.subscriptions.pullBytes()
 	if m.large {
-		batch, bytes = 1, int(s.link.nc.MaxPayload())+event.PayloadMargin
+		batch, bytes = 1, int(s.link.NC.MaxPayload())+event.PayloadMargin
 	}
 	var buf [128]byte
 	expires := pullWait(s.link)
@@ -241,7 +242,7 @@ func (m *member) pull(batch int, now int64) {
 	req = strconv.AppendInt(append(req, `,"batch":`...), int64(batch), 10)
 	req = strconv.AppendInt(append(req, `,"max_bytes":`...), int64(bytes), 10)
 	req = append(req, '}')
-	if err := s.link.nc.PublishRequest(m.group.next, m.inbox.subject, req); err != nil {
+	if err := s.link.NC.PublishRequest(m.group.next, m.inbox.subject, req); err != nil {
 		return // the connection is down: back() starts anew
 	}
 	m.pulls++
@@ -256,8 +257,8 @@ func (m *member) pull(batch int, now int64) {
 }
 
 // pullWait is how long a pull over the link waits at the server.
-func pullWait(l *link) time.Duration {
-	if l.clustered() {
+func pullWait(l *conn.Link) time.Duration {
+	if l.Clustered() {
 		return pullExpiresCluster
 	}
 	return pullExpires
@@ -271,36 +272,36 @@ func (in *inbox) receive(msg *nats.Msg) {
 	}
 	m := in.m
 	s := m.sub
-	now := s.bus.clock.now()
-	meta, ok := parseAckSubject(msg.Reply)
+	now := s.bus.clock.Now()
+	meta, ok := conn.ParseAckSubject(msg.Reply)
 	if !ok {
 		return
 	}
 	d := newDelivery(in, msg, meta, now)
 	// It may have waited in a buffer. What came before the answer to an echo was sent after the
 	// echo was asked.
-	d.touched = s.link.sentSince(now)
+	d.touched = s.link.SentSince(now)
 	var behind bool
 	if s.keeper != nil && m.main == nil {
-		s.keeper.saw(meta.order)
+		s.keeper.saw(meta.Order)
 	}
 	var sent int64
 	d.spared, d.knows, behind, sent = in.group.arrived(msg.Reply, &meta, now)
 	d.touched = min(d.touched, sent)
 	defer in.group.arriving.Add(-1)
 	d.resolved = d.knows == known && d.letter.stream == ""
-	d.before = in.group.past.attempts(meta.streamSeq)
+	d.before = in.group.past.attempts(meta.StreamSeq)
 	d.Attempt = d.attempt(d.spared)
-	if s.bus.clock.stalled(now) {
+	if s.bus.clock.Stalled(now) {
 		s.spare(d, false)
 		return // it may have waited for too long to be ours still
 	}
-	if t := in.group.topic; t.schema != nil && meta.delivered == 1 {
+	if t := in.group.topic; t.schema != nil && meta.Delivered == 1 {
 		if _, given := schemaHeader(d.Event.Headers); !given {
 			t.obs.SchemaUnversioned()
 		}
 	}
-	wanted, came := s.wants(d), incoming{now: now, sent: sent, storedAt: meta.storedAt, behind: behind}
+	wanted, came := s.wants(d), incoming{now: now, sent: sent, storedAt: meta.StoredAt, behind: behind}
 
 	s.mu.Lock()
 	current := m.inbox == in
@@ -320,7 +321,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 			s.custody = append(s.custody, d)
 			s.lastCame = now
 			s.mu.Unlock()
-			in.group.addUnsettled(meta.streamSeq)
+			in.group.addUnsettled(meta.StreamSeq)
 			return
 		}
 		s.mu.Unlock()
@@ -382,7 +383,7 @@ func (m *member) take(d *Delivery, wanted bool, came incoming) {
 		d.resolved, d.looking = false, true
 	}
 	s.hold(d)
-	if s.link.clustered() && s.bus.clock.at(now).UnixNano()-came.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
+	if s.link.Clustered() && s.bus.clock.At(now).UnixNano()-came.storedAt > int64(d.group.fence.usable-d.group.fence.touch)/2 {
 		m.freshen(d)
 	}
 	direct := d.resolved && len(s.parked) == 0 && s.active < s.opts.MaxInFlight && s.opts.Holder.take(s)
@@ -411,7 +412,7 @@ func (m *member) take(d *Delivery, wanted bool, came incoming) {
 // well that is known. behind says that events may have been lost before it, and that it waits until
 // that is known. sent is when the server sent the delivery at the latest. The caller takes one off
 // arriving when a member holds the event, or it is noted as unsettled.
-func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, how knowledge, behind bool, sent int64) {
+func (g *group) arrived(reply string, p *conn.DeliveryMeta, now int64) (spared int, how knowledge, behind bool, sent int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.arriving.Add(1)
@@ -422,11 +423,11 @@ func (g *group) arrived(reply string, p *deliveryMeta, now int64) (spared int, h
 	if w, lost := g.sight.arrived(p, now); lost {
 		g.check(found{gap: w})
 	}
-	if len(g.acks) != p.prefix || g.acks != reply[:p.prefix] {
-		g.acks = reply[:p.prefix]
+	if len(g.acks) != p.Prefix || g.acks != reply[:p.Prefix] {
+		g.acks = reply[:p.Prefix]
 	}
-	spared, how = g.known.arrived(p.streamSeq, p.delivered)
-	return spared, how, g.checking, g.sent.arrived(p.order, now, int64(g.fence.ackWait))
+	spared, how = g.known.arrived(p.StreamSeq, p.Delivered)
+	return spared, how, g.checking, g.sent.arrived(p.Order, now, int64(g.fence.ackWait))
 }
 
 // tooLate takes note of a delivery that came when the event was not the hub's any more.
@@ -450,7 +451,7 @@ func (d *Delivery) resolve() {
 	if asked {
 		return
 	}
-	s.returning.tryAcquire(maxReturning)
+	s.returning.TryAcquire(maxReturning)
 	ask := d.lookUp
 	switch d.knows {
 	case forgotten:
@@ -460,7 +461,7 @@ func (d *Delivery) resolve() {
 	case unknown, settled:
 	}
 	resolved := func(n note, sure bool) {
-		defer s.returning.release()
+		defer s.returning.Release()
 		s.mu.Lock()
 		spared := n.spared
 		d.spared, d.resolved, d.failed, d.until = spared, true, n.failed, n.until
@@ -481,7 +482,7 @@ func (d *Delivery) resolve() {
 		}
 		s.advance()
 	}
-	began := s.bus.clock.now()
+	began := s.bus.clock.Now()
 	d.removeLetter(began, func() { ask(began, resolved) })
 }
 
@@ -534,7 +535,7 @@ func (m *member) freshen(d *Delivery) {
 	}
 	s.wg.Go(func() {
 		runtime.Gosched()
-		now := s.bus.clock.now()
+		now := s.bus.clock.Now()
 		s.mu.Lock()
 		fresh := m.fresh
 		m.fresh = nil
@@ -590,7 +591,7 @@ func (in *inbox) status(msg *nats.Msg) {
 		m.reattach(true)
 	case code == "503": // it is gone, or has no leader now
 		in.group.doubtAcks()
-		m.again(s.bus.clock.now() + int64(pullRetry))
+		m.again(s.bus.clock.Now() + int64(pullRetry))
 		m.verify(in.group)
 	case code == "100":
 	default:
@@ -598,7 +599,7 @@ func (in *inbox) status(msg *nats.Msg) {
 		// slate.
 		in.group.doubtAcks()
 		s.bus.log.Debug("a pull ended early", slog.String("topic", m.group.topic.name), slog.String("status", what))
-		m.again(s.bus.clock.now() + int64(pullRetry))
+		m.again(s.bus.clock.Now() + int64(pullRetry))
 	}
 }
 
@@ -624,7 +625,7 @@ func (m *member) verify(g *group) {
 			defer s.mu.Unlock()
 			m.verifying = false
 		}()
-		ctx, cancel := context.WithTimeout(s.ctx, publishWait)
+		ctx, cancel := context.WithTimeout(s.ctx, conn.PublishWait)
 		defer cancel()
 		info, err := s.bus.records.consumer(ctx, g.topic, g.consumer)
 		if err == nil && native.ConsumerMade(info).Equal(g.created) || err != nil && !gone(err) {
@@ -696,7 +697,7 @@ func (m *member) reattach(deleted bool) {
 				return
 			}
 			s.mu.Unlock()
-			s.bus.often.Log(s.bus.conn.ctx, slog.LevelWarn, "failed to join a group again; retrying", old.source(), slog.String("topic", old.topic.name), slog.Any("error", err))
+			s.bus.often.Log(s.bus.conn.Ctx, slog.LevelWarn, "failed to join a group again; retrying", old.source(), slog.String("topic", old.topic.name), slog.Any("error", err))
 			select {
 			case <-time.After(wait):
 			case <-s.ctx.Done():
@@ -708,7 +709,7 @@ func (m *member) reattach(deleted bool) {
 
 // reset tells the subscriber that the group had to start anew, and may have missed events.
 func (s *Subscription) reset(m *member, topic, why string) {
-	s.bus.often.Log(s.bus.conn.ctx, slog.LevelWarn, "group starts anew and may have missed events", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.String("reason", why))
+	s.bus.often.Log(s.bus.conn.Ctx, slog.LevelWarn, "group starts anew and may have missed events", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.String("reason", why))
 	m.obs.Reset()
 	if s.opts.OnReset == nil {
 		return
@@ -725,7 +726,7 @@ func (s *Subscription) reset(m *member, topic, why string) {
 // nothing arrives: for at most arrivalWait. After that it names the ack floor, behind which what
 // was settled comes again.
 func (r *groupRegistry) resumeAt(g *group) uint64 {
-	for end := r.clock.now() + int64(arrivalWait); ; {
+	for end := r.clock.Now() + int64(arrivalWait); ; {
 		g.mu.Lock()
 		before, arriving := g.track.arrivals, g.arriving.Load()
 		g.mu.Unlock()
@@ -737,7 +738,7 @@ func (r *groupRegistry) resumeAt(g *group) uint64 {
 		switch {
 		case quiet:
 			return at
-		case r.clock.now() > end:
+		case r.clock.Now() > end:
 			return safe
 		}
 		<-time.After(time.Millisecond)
@@ -761,7 +762,7 @@ func (r *groupRegistry) oldestHeld(g *group) uint64 {
 
 // rejoin also returns the group's queue.
 func (m *member) rejoin(was *stream, start uint64, deleted bool) (*group, string, error) {
-	ctx, cancel := context.WithTimeout(m.sub.ctx, publishWait)
+	ctx, cancel := context.WithTimeout(m.sub.ctx, conn.PublishWait)
 	defer cancel()
 	from := func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
 		if !t.stream.created.Equal(was.created) {

@@ -49,7 +49,7 @@ func TestAGroupWithTTLThatWasDeletedKeepsItsName(t *testing.T) {
 	publish(t, b, "ttl", "1")
 	k := take(t, b, "ttl", "tab-1", SubscribeOptions{GroupTTL: time.Minute, From: FromEarliest})
 	k.payloads(1)
-	if err := b.conn.js.DeleteConsumer(t.Context(), "ttl", "tab-1"); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), "ttl", "tab-1"); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, b, "ttl", "2")

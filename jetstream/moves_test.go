@@ -328,8 +328,8 @@ func (h *movesHub) close() {
 
 // kill ends a hub without a word: its connections are cut first.
 func (h *movesHub) kill() {
-	for _, l := range h.bus.conn.links {
-		l.nc.Close()
+	for _, l := range h.bus.conn.Links {
+		l.NC.Close()
 	}
 	h.close()
 }

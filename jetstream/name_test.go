@@ -9,6 +9,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -93,19 +94,19 @@ func TestValidGroup(t *testing.T) {
 
 func TestParseAckSubject(t *testing.T) {
 	t.Parallel()
-	want := deliveryMeta{delivered: 3, streamSeq: 42, order: 7, storedAt: 1700000000000000001}
+	want := conn.DeliveryMeta{Delivered: 3, StreamSeq: 42, Order: 7, StoredAt: 1700000000000000001}
 	for _, s := range []string{
 		"$JS.ACK.a=2Eb.grp.3.42.7.1700000000000000001.5",
 		"$JS.ACK._.hash.a=2Eb.grp.3.42.7.1700000000000000001.5",
 		"$JS.ACK.hub.hash.a=2Eb.grp.3.42.7.1700000000000000001.5.token",
 	} {
-		want.prefix = strings.Index(s, ".grp.") + len(".grp.")
-		if got, ok := parseAckSubject(s); !ok || got != want {
+		want.Prefix = strings.Index(s, ".grp.") + len(".grp.")
+		if got, ok := conn.ParseAckSubject(s); !ok || got != want {
 			t.Errorf("%s: got %+v, %v", s, got, ok)
 		}
 	}
 	for _, s := range []string{"", "_INBOX.a.b", "$JS.ACK.a.b.c", "$JS.ACK.s.c.x.42.7.1.5", "$JS.ACK.s.c.1.42.7.1.5.6", strings.Repeat(".", 40)} {
-		if _, ok := parseAckSubject(s); ok {
+		if _, ok := conn.ParseAckSubject(s); ok {
 			t.Errorf("%s is accepted", s)
 		}
 	}

@@ -97,7 +97,7 @@ func newNativeMaps(a *access) *nativeMaps {
 // get returns a map that has all changes that this hub has made before the call, and those of which
 // it has got advisories.
 func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
-	if n.access.conn.closing() {
+	if n.access.conn.Closing() {
 		return nil, event.ErrClosed
 	}
 	n.begun.Store(true)
@@ -110,7 +110,7 @@ func (n *nativeMaps) get(ctx context.Context) (*nativeMap, error) {
 		n.next = &nativeReading{done: make(chan struct{})}
 	}
 	reading := n.next
-	n.running = n.running || n.access.conn.start(n.run)
+	n.running = n.running || n.access.conn.Start(n.run)
 	running := n.running
 	n.mu.Unlock()
 	if !running {
@@ -195,7 +195,7 @@ func (n *nativeMaps) run() {
 		if reading == nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(n.access.conn.ctx, nativeReadWait)
+		ctx, cancel := context.WithTimeout(n.access.conn.Ctx, nativeReadWait)
 		reading.found, reading.err = n.read(ctx)
 		cancel()
 		close(reading.done)
@@ -297,7 +297,7 @@ func (n *nativeMaps) expectEcho() string {
 }
 
 func (n *nativeMaps) subscribe(ctx context.Context) error {
-	nc := n.access.conn.links[0].nc
+	nc := n.access.conn.Links[0].NC
 	for _, subject := range nativeAdvisories[len(n.subs):] {
 		sub, err := nc.Subscribe(subject, n.advised)
 		if err != nil {
@@ -313,7 +313,7 @@ func (n *nativeMaps) subscribe(ctx context.Context) error {
 // callForEcho makes a consumer, and waits for its advisory.
 func (n *nativeMaps) callForEcho(ctx context.Context, name string) error {
 	stream := "KV_" + attemptsBucket
-	_, err := n.access.conn.js.CreateConsumer(ctx, stream, natsjs.ConsumerConfig{
+	_, err := n.access.conn.JS.CreateConsumer(ctx, stream, natsjs.ConsumerConfig{
 		Name: name, AckPolicy: natsjs.AckNonePolicy, DeliverPolicy: natsjs.DeliverNewPolicy, MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1,
 	})
 	if err != nil {
@@ -322,7 +322,7 @@ func (n *nativeMaps) callForEcho(ctx context.Context, name string) error {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), nativeEcho)
 		defer cancel()
-		_ = n.access.conn.js.DeleteConsumer(ctx, stream, name) // else the server drops it
+		_ = n.access.conn.JS.DeleteConsumer(ctx, stream, name) // else the server drops it
 	}()
 	select {
 	case <-n.heard:
@@ -338,7 +338,7 @@ func (n *nativeMaps) readSome(ctx context.Context, names []string) error {
 	defer cancel()
 	read := make([]*nativeStream, len(names))
 	err := concurrently(len(names), func(i int) error {
-		info, err := n.access.conn.findStream(ctx, names[i])
+		info, err := n.access.conn.FindStream(ctx, names[i])
 		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}
@@ -379,7 +379,7 @@ func (n *nativeMaps) readAll(ctx context.Context) (complete bool, err error) {
 		known[name] = read[i]
 	}
 	complete = true
-	list := n.access.conn.js.StreamNames(ctx)
+	list := n.access.conn.JS.StreamNames(ctx)
 	for name := range list.Name() {
 		if known[name] != nil {
 			continue

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/natstest"
 )
 
@@ -175,7 +176,7 @@ func TestNativeMapCostsNothing(t *testing.T) {
 	// Readers of events are no groups.
 	m.settled()
 	for range 5 {
-		if err := bus.readThrough(t.Context(), objectName("map.3"), 1, false, func(*storedMsg) error { return nil }); err != nil {
+		if err := bus.readThrough(t.Context(), objectName("map.3"), 1, false, func(*conn.StoredMsg) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := m.js.OrderedConsumer(t.Context(), objectName("map.3"), natsjs.OrderedConsumerConfig{}); err != nil {
@@ -204,7 +205,7 @@ func TestNativeMapAfterACut(t *testing.T) {
 	}
 	for i := range 3 {
 		name := "late" + strconv.Itoa(i)
-		if err := bus.conn.links[0].nc.ForceReconnect(); err != nil {
+		if err := bus.conn.Links[0].NC.ForceReconnect(); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := m.js.CreateOrUpdateConsumer(t.Context(), objectName("map.a"), natsjs.ConsumerConfig{Durable: name}); err != nil {

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/ordered"
 )
@@ -215,8 +216,8 @@ func (o *orderedGroup) run() {
 		switch {
 		case errors.Is(err, errGroupMoved):
 			pause = 10 * time.Millisecond
-		case err != nil && o.bus.conn.ctx.Err() == nil:
-			o.bus.often.Log(o.bus.conn.ctx, slog.LevelWarn, "cannot find the owner of an ordered group; retrying", o.group.source(), slog.String("topic", o.group.topic.name), slog.String("group", o.group.name), slog.Any("error", err))
+		case err != nil && o.bus.conn.Ctx.Err() == nil:
+			o.bus.often.Log(o.bus.conn.Ctx, slog.LevelWarn, "cannot find the owner of an ordered group; retrying", o.group.source(), slog.String("topic", o.group.topic.name), slog.String("group", o.group.name), slog.Any("error", err))
 			pause = max(pause, 250*time.Millisecond)
 		}
 		if pause > 0 {
@@ -232,16 +233,16 @@ func (o *orderedGroup) rest(most time.Duration) {
 	select {
 	case <-o.wake:
 	case <-t.C:
-	case <-o.bus.conn.ctx.Done():
+	case <-o.bus.conn.Ctx.Done():
 	}
 }
 
 // turn looks who owns the group, and becomes its owner or a guest of it for as long as that goes.
 func (o *orderedGroup) turn() (pause time.Duration, err error) {
-	if o.bus.conn.ctx.Err() != nil {
+	if o.bus.conn.Ctx.Err() != nil {
 		return 10 * time.Millisecond, nil // the members leave
 	}
-	ctx, cancel := context.WithTimeout(o.bus.conn.ctx, publishWait)
+	ctx, cancel := context.WithTimeout(o.bus.conn.Ctx, conn.PublishWait)
 	defer cancel()
 	e, err := o.bus.owners.read(ctx, o.key)
 	if err != nil {
@@ -258,7 +259,7 @@ func (o *orderedGroup) turn() (pause time.Duration, err error) {
 		if err := o.bus.owners.look(ctx, e.Hub); err != nil {
 			return 0, err
 		}
-		left := o.bus.owners.left(e.Hub, o.bus.clock.now())
+		left := o.bus.owners.left(e.Hub, o.bus.clock.Now())
 		if left > 0 {
 			ended, err := o.visit(&e)
 			if err != nil || ended {
@@ -295,7 +296,7 @@ func (b *Bus) stopOrderings(ctx context.Context) {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		b.conn.cancel()
+		b.conn.Cancel()
 		<-done
 	}
 }

@@ -10,6 +10,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/ordered"
 )
@@ -115,7 +116,7 @@ type owner struct {
 }
 
 func newOwner(o *orderedGroup, e ownership) *owner {
-	w := &owner{o: o, bus: o.bus, group: o.group, entry: e, guests: make(map[string]*guest), overdue: make(map[uint64]int64), members: true, written: o.bus.clock.now(), epoch: e.revision << epochBits}
+	w := &owner{o: o, bus: o.bus, group: o.group, entry: e, guests: make(map[string]*guest), overdue: make(map[uint64]int64), members: true, written: o.bus.clock.Now(), epoch: e.revision << epochBits}
 	w.locks = ordered.New[*Delivery](o.group.slots)
 	return w
 }
@@ -126,7 +127,7 @@ func (w *owner) serve(wait time.Duration) {
 	w.o.own = w
 	w.gathering = true
 	w.o.mu.Unlock()
-	w.quiet = w.bus.clock.now() + int64(wait)
+	w.quiet = w.bus.clock.Now() + int64(wait)
 	for on := w.pause(wait); on; {
 		switch w.listen() {
 		case brokenIdle:
@@ -135,7 +136,7 @@ func (w *owner) serve(wait time.Duration) {
 		case brokenLost, brokenGone:
 			on = false
 		case brokenHole:
-			w.bus.often.Log(w.bus.conn.ctx, slog.LevelWarn, "somebody else pulls from the consumer of an ordered group; deliveries stop until what they have has ended", w.group.source(),
+			w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "somebody else pulls from the consumer of an ordered group; deliveries stop until what they have has ended", w.group.source(),
 				slog.String("topic", w.group.topic.name), slog.String("group", w.group.name))
 			w.bus.obs.LimitReached("ordered_foreign_pull")
 			on = w.pause(w.group.fence.ackWait)
@@ -161,14 +162,14 @@ func (w *owner) serve(wait time.Duration) {
 func (w *owner) pause(wait time.Duration) bool {
 	why := w.rest(wait)
 	if why == brokenIdle {
-		w.giveUp(time.Duration(w.quiet - w.bus.clock.now()))
+		w.giveUp(time.Duration(w.quiet - w.bus.clock.Now()))
 	}
 	return why == brokenNot
 }
 
 // giveUp says that another hub may begin after wait, or at once.
 func (w *owner) giveUp(wait time.Duration) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.conn.ctx), settleWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.conn.Ctx), settleWait)
 	defer cancel()
 	w.entry.Clean, w.entry.Wait = wait <= 0, max(wait, 0)
 	if _, err := w.bus.owners.write(ctx, w.o.key, w.entry); err != nil {
@@ -178,8 +179,8 @@ func (w *owner) giveUp(wait time.Duration) {
 
 // rest waits, and returns why the owner is to end meanwhile.
 func (w *owner) rest(wait time.Duration) broken {
-	for end := w.bus.clock.now() + int64(wait); ; {
-		now := w.bus.clock.now()
+	for end := w.bus.clock.Now() + int64(wait); ; {
+		now := w.bus.clock.Now()
 		if why := w.state(now); why != brokenNot && why != brokenCut && why != brokenHole {
 			return why
 		}
@@ -193,7 +194,7 @@ func (w *owner) rest(wait time.Duration) broken {
 // state looks whether the owner may go on.
 func (w *owner) state(now int64) broken {
 	switch {
-	case w.bus.conn.ctx.Err() != nil || !w.bus.owners.valid(now):
+	case w.bus.conn.Ctx.Err() != nil || !w.bus.owners.valid(now):
 		return brokenLost
 	case w.needless(now):
 		return brokenIdle
@@ -244,7 +245,7 @@ func (w *owner) saw(order uint64) {
 	switch {
 	case order > c.last+1:
 		if c.holes == 0 {
-			c.since = w.bus.clock.now()
+			c.since = w.bus.clock.Now()
 		}
 		c.holes += order - c.last - 1
 	case order <= c.last && c.holes > 0:
@@ -282,7 +283,7 @@ func (w *owner) removed(d *Delivery) {
 // listen pulls, gathers and lends, and returns why it has ended. Nothing is held then.
 func (w *owner) listen() broken {
 	w.why.Store(int32(brokenNot))
-	ctx, cancel := context.WithTimeout(w.bus.conn.ctx, publishWait)
+	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, conn.PublishWait)
 	entry, err := w.bus.owners.read(ctx, w.o.key)
 	if err == nil && (entry.Hub != w.entry.Hub || entry.Term != w.entry.Term) {
 		cancel()
@@ -297,7 +298,7 @@ func (w *owner) listen() broken {
 		w.verify()
 		return brokenGone
 	}
-	if err == nil && info.NumAckPending > 0 && w.bus.clock.now() < w.quiet {
+	if err == nil && info.NumAckPending > 0 && w.bus.clock.Now() < w.quiet {
 		cancel()
 		return w.calm()
 	}
@@ -311,7 +312,7 @@ func (w *owner) listen() broken {
 	}
 	cancel()
 	if err != nil {
-		w.bus.often.Log(w.bus.conn.ctx, slog.LevelWarn, "cannot pull for an ordered group; retrying", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Any("error", err))
+		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "cannot pull for an ordered group; retrying", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Any("error", err))
 		return brokenCut
 	}
 	w.o.mu.Lock()
@@ -335,7 +336,7 @@ func (w *owner) listen() broken {
 // server gives such events out first. Pulls before that would bring newer events, and perhaps more
 // than there is room for.
 func (w *owner) calm() broken {
-	if !w.pause(time.Duration(w.quiet - w.bus.clock.now())) {
+	if !w.pause(time.Duration(w.quiet - w.bus.clock.Now())) {
 		return brokenLost
 	}
 	return brokenCut
@@ -345,16 +346,16 @@ func (w *owner) calm() broken {
 func (w *owner) subscribe(order uint64, window int) error {
 	b := w.bus
 	s := &Subscription{
-		bus: b, link: b.conn.link(), group: w.group.name, handler: w.arrive, byID: make(map[string]*Delivery), paused: true, keeper: w,
+		bus: b, link: b.conn.Link(), group: w.group.name, handler: w.arrive, byID: make(map[string]*Delivery), paused: true, keeper: w,
 		opts: SubscribeOptions{BatchSize: ownerBatch, MaxInFlight: window, AckTimeout: maxAckTimeout, MaxLease: maxAckTimeout, MaxAttempts: NeverGiveUp},
 	}
-	for range b.conn.links {
-		if s.link.up.Load() {
+	for range b.conn.Links {
+		if s.link.Up.Load() {
 			break
 		}
-		s.link = b.conn.link()
+		s.link = b.conn.Link()
 	}
-	s.ctx, s.cancel = context.WithCancel(b.conn.ctx)
+	s.ctx, s.cancel = context.WithCancel(b.conn.Ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
 	w.sub, w.main = s, &member{sub: s, group: b.groups.share(w.group), obs: event.NopObserver{}}
@@ -422,7 +423,7 @@ func (w *owner) reset() {
 	w.guests = make(map[string]*guest)
 	seats := w.seatsLocked()
 	w.o.mu.Unlock()
-	w.quiet = w.bus.clock.now() + int64(w.group.fence.ackWait)
+	w.quiet = w.bus.clock.Now() + int64(w.group.fence.ackWait)
 	for _, g := range guests {
 		g.close() // they come again
 	}
@@ -445,7 +446,7 @@ func (w *owner) seatsLocked() []*seat {
 
 // end ends the subscription, and reports whether the server has taken all that was given back.
 func (w *owner) end(giveBack bool) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.conn.ctx), settleWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.bus.conn.Ctx), settleWait)
 	defer cancel()
 	s := w.sub
 	if !giveBack {
@@ -476,7 +477,7 @@ func (w *owner) handOver() {
 	w.reads.Wait()
 	w.takeIn()
 	w.noteDelays()
-	clean = w.end(true) && clean && w.bus.owners.valid(w.bus.clock.now())
+	clean = w.end(true) && clean && w.bus.owners.valid(w.bus.clock.Now())
 	w.o.mu.Lock()
 	w.locks = ordered.New[*Delivery](w.group.slots)
 	w.o.mu.Unlock()
@@ -491,9 +492,9 @@ func (w *owner) loop() broken {
 	defer tick.Stop()
 	var asked int64
 	patience := int64(w.group.fence.ackWait + gatherMore)
-	gatherEnd := w.bus.clock.now() + patience
+	gatherEnd := w.bus.clock.Now() + patience
 	for {
-		now := w.bus.clock.now()
+		now := w.bus.clock.Now()
 		if _, sure := w.pulledElsewhere(now); sure {
 			w.broke(brokenHole)
 		}
@@ -507,7 +508,7 @@ func (w *owner) loop() broken {
 		if w.gathering && now-asked > int64(gatherTick) {
 			asked = now
 			if w.gather(now > gatherEnd) {
-				gatherEnd = w.bus.clock.now() + patience
+				gatherEnd = w.bus.clock.Now() + patience
 			}
 		}
 		more := w.lend(now)
@@ -544,7 +545,7 @@ func (w *owner) await(wait time.Duration, tick *time.Ticker) bool {
 	case <-timer:
 	case <-tick.C:
 		return true
-	case <-w.bus.conn.ctx.Done():
+	case <-w.bus.conn.Ctx.Done():
 	}
 	return false
 }
@@ -569,14 +570,14 @@ func (w *owner) room(missing int) {
 	defer s.mu.Unlock()
 	if most := min(len(s.out)+missing, native.MaxAckPending); most > s.opts.MaxInFlight {
 		s.opts.MaxInFlight = most
-		s.refillSoon(s.bus.clock.now())
+		s.refillSoon(s.bus.clock.Now())
 	}
 }
 
 // gather ends the time in which nothing is lent, once all that the server waits for is here. Until
 // then an older event of a key may still be at the server. It reports whether something arrived.
 func (w *owner) gather(late bool) (more bool) {
-	ctx, cancel := context.WithTimeout(w.bus.conn.ctx, noteWait)
+	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, noteWait)
 	defer cancel()
 	info, err := w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
 	if err != nil {
@@ -595,7 +596,7 @@ func (w *owner) gather(late bool) (more bool) {
 		return more
 	}
 	if late && here < info.NumAckPending {
-		w.bus.often.Log(w.bus.conn.ctx, slog.LevelWarn, "an ordered group goes on before all was delivered again that was not settled", w.group.source(), slog.String("topic", w.group.topic.name),
+		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "an ordered group goes on before all was delivered again that was not settled", w.group.source(), slog.String("topic", w.group.topic.name),
 			slog.String("group", w.group.name), slog.Int("missing", info.NumAckPending-here))
 	}
 	w.missing.Store(0)

@@ -12,7 +12,7 @@ import (
 
 // look looks at what only time changes.
 func (w *owner) look() broken {
-	now := w.bus.clock.now()
+	now := w.bus.clock.Now()
 	w.o.mu.Lock()
 	guests := make([]*guest, 0, len(w.guests))
 	for _, g := range w.guests {
@@ -29,8 +29,8 @@ func (w *owner) look() broken {
 	}
 	if most > w.bus.limits.OrderedWindow/2 {
 		w.bus.obs.LimitReached("ordered_window")
-		w.bus.often.Log(w.bus.conn.ctx, slog.LevelWarn, "one key fills the window of an ordered group: other keys wait", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Int("events", most))
-		w.bus.often.Log(w.bus.conn.ctx, slog.LevelDebug, "the key that fills the window", w.group.source(), slog.String("group", w.group.name), slog.String("key", key))
+		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "one key fills the window of an ordered group: other keys wait", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Int("events", most))
+		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelDebug, "the key that fills the window", w.group.source(), slog.String("group", w.group.name), slog.String("key", key))
 	}
 	if awaited > 0 && !w.gathering {
 		w.missed(now)
@@ -44,7 +44,7 @@ func (w *owner) look() broken {
 
 // rewrite keeps the entry of the group from ageing.
 func (w *owner) rewrite() broken {
-	ctx, cancel := context.WithTimeout(w.bus.conn.ctx, settleWait)
+	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, settleWait)
 	defer cancel()
 	e, err := w.bus.owners.write(ctx, w.o.key, w.entry)
 	switch {
@@ -74,13 +74,13 @@ func (w *owner) missed(now int64) {
 	if len(late) == 0 || w.group.letters.Load() > 0 {
 		return // some may wait for their dead letters
 	}
-	ctx, cancel := context.WithTimeout(w.bus.conn.ctx, settleWait)
+	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, settleWait)
 	defer cancel()
 	info, err := w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
 	if err != nil {
 		return
 	}
-	stream, err := w.bus.conn.findStream(ctx, w.group.topic.stream.name)
+	stream, err := w.bus.conn.FindStream(ctx, w.group.topic.stream.name)
 	if err != nil {
 		return
 	}
@@ -99,7 +99,7 @@ func (w *owner) missed(now int64) {
 		if pos&mainPlace != 0 {
 			name = w.group.topic.stream.name
 		}
-		_, err := w.bus.conn.getMsg(ctx, name, map[string]any{"seq": pos &^ mainPlace})
+		_, err := w.bus.conn.GetMsg(ctx, name, map[string]any{"seq": pos &^ mainPlace})
 		over[ask[n]] = errors.Is(err, event.ErrNotFound)
 		return nil
 	})

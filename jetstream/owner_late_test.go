@@ -37,7 +37,7 @@ func TestALateDeliveryKeepsItsKey(t *testing.T) {
 	// The first delivery has waited on its way: a newer one came before the time in which it is
 	// ours.
 	g.mu.Lock()
-	g.sent.marks = []sentMark{{order: 2, at: b.clock.now() - int64(g.fence.usable)}}
+	g.sent.marks = []sentMark{{order: 2, at: b.clock.Now() - int64(g.fence.usable)}}
 	g.mu.Unlock()
 	for _, payload := range []string{"1", "2"} {
 		if _, err := b.Publish(t.Context(), "late", []byte(payload), PublishOptions{Key: "a"}); err != nil {
@@ -63,12 +63,12 @@ func TestARepeatedRequestEndsNoSession(t *testing.T) {
 	first := take(t, a, "asked", "g", SubscribeOptions{OrderByKey: true, Slots: 2})
 	w := keeperOf(t, first)
 	heard := make(chan *nats.Msg, 10)
-	sub, err := a.conn.links[0].nc.ChanSubscribe(hubInbox+a.handles.hub+hostSubject, heard)
+	sub, err := a.conn.Links[0].NC.ChanSubscribe(hubInbox+a.handles.hub+hostSubject, heard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := a.conn.links[0].nc.Flush(); err != nil {
+	if err := a.conn.Links[0].NC.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	_ = take(t, b, "asked", "g", SubscribeOptions{OrderByKey: true})
@@ -89,7 +89,7 @@ func TestARepeatedRequestEndsNoSession(t *testing.T) {
 	for len(heard) > 0 {
 		m = <-heard
 	}
-	if _, err := b.conn.links[0].nc.Request(m.Subject, m.Data, 5*time.Second); err != nil {
+	if _, err := b.conn.Links[0].NC.Request(m.Subject, m.Data, 5*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	w.o.mu.Lock()

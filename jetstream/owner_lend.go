@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/ordered"
 )
 
@@ -106,7 +107,7 @@ func (w *owner) takeIn() {
 
 // takeAcked tells the server what was acknowledged, and returns the loans.
 func (w *owner) takeAcked(ends []loanOver) []*loan {
-	now := w.bus.clock.now()
+	now := w.bus.clock.Now()
 	var acked []*loan
 	var ours []*Delivery
 	var s *Subscription
@@ -193,7 +194,7 @@ func (s *Subscription) shed(d *Delivery) {
 	}
 	s.holdBytes(-d.size)
 	d.thin()
-	s.refillSoon(s.bus.clock.now())
+	s.refillSoon(s.bus.clock.Now())
 }
 
 // thin forgets all of an event but its place. The subscription's mu is held.
@@ -245,7 +246,7 @@ func (w *owner) widen() {
 		return
 	}
 	s.opts.MaxInFlight = limit
-	s.refillSoon(s.bus.clock.now())
+	s.refillSoon(s.bus.clock.Now())
 }
 
 // handing is an event on its way to a member.
@@ -343,7 +344,7 @@ func (w *owner) lendAll(out []handing) {
 	if len(out) == 0 {
 		return
 	}
-	s, now := w.sub, w.bus.clock.now()
+	s, now := w.sub, w.bus.clock.Now()
 	var to []*spot
 	var late []*loan
 	s.mu.Lock()
@@ -398,7 +399,7 @@ func (w *owner) declined(p *spot, lent []lending) {
 	w.o.mu.Lock()
 	if p.open {
 		p.credit += len(lent)
-		p.rest = w.bus.clock.now() + int64(refusedRest)
+		p.rest = w.bus.clock.Now() + int64(refusedRest)
 	}
 	w.o.mu.Unlock()
 	for i := range lent {
@@ -421,8 +422,8 @@ func (w *owner) placesLocked() map[string]*spot {
 // giveAgain lends an event of which only the place was kept.
 func (w *owner) giveAgain(l *loan) {
 	up := l.up
-	ctx, cancel := context.WithTimeout(w.bus.conn.ctx, publishWait)
-	m, err := w.bus.conn.getMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
+	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, conn.PublishWait)
+	m, err := w.bus.conn.GetMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
 	cancel()
 	switch {
 	case errors.Is(err, event.ErrNotFound): // it was removed from the stream
@@ -435,7 +436,7 @@ func (w *owner) giveAgain(l *loan) {
 	}
 	s := up.m.sub
 	s.mu.Lock()
-	lent, ok := s.lendOut(l, w.bus.clock.now())
+	lent, ok := s.lendOut(l, w.bus.clock.Now())
 	s.mu.Unlock()
 	if !ok {
 		w.drop(l)
@@ -526,7 +527,7 @@ func (w *owner) takeEnd(l *loan, how loanEnd) {
 		held := w.holds(l)
 		if held {
 			w.locks.Block(l.item)
-			heap.Push(&w.delays, delayedEvent{at: w.bus.clock.now() + int64(how.Delay), item: l.item, up: d, loan: l})
+			heap.Push(&w.delays, delayedEvent{at: w.bus.clock.Now() + int64(how.Delay), item: l.item, up: d, loan: l})
 		}
 		w.o.mu.Unlock()
 		if held {
@@ -580,7 +581,7 @@ func (w *owner) noteDelay(d *Delivery, delay time.Duration) {
 	n := note{spared: spared, until: d.until}
 	s.mu.Unlock()
 	g.mu.Lock()
-	full := g.known.wait(d, spared, w.bus.clock.now()+int64(delay), w.bus.limits.AttemptsKnown)
+	full := g.known.wait(d, spared, w.bus.clock.Now()+int64(delay), w.bus.limits.AttemptsKnown)
 	g.mu.Unlock()
 	if full {
 		w.bus.obs.LimitReached("attempts_known")
@@ -597,7 +598,7 @@ func (w *owner) noteDelays() {
 	waits := w.delays
 	w.delays = nil
 	w.o.mu.Unlock()
-	now := w.bus.clock.now()
+	now := w.bus.clock.Now()
 	var stored sync.WaitGroup
 	for i := range waits {
 		rest, d := time.Duration(waits[i].at-now), waits[i].up
@@ -619,7 +620,7 @@ func (w *owner) delayOf(d *Delivery) int64 {
 	if d.delivered <= 1 && d.m.main == nil {
 		return 0
 	}
-	now := w.bus.clock.now()
+	now := w.bus.clock.Now()
 	until := int64(0)
 	if d.until > 0 {
 		until = now + int64(time.Until(time.UnixMilli(d.until)))

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/ordered"
 )
 
@@ -285,7 +286,7 @@ func TestAPlaceLeavesWhatIsOnItsWay(t *testing.T) {
 // earlier time.
 func TestTheNoteOfADelayIsNotTooEarly(t *testing.T) {
 	t.Parallel()
-	b := &Bus{core: &core{clock: newClock(time.Now, time.Hour)}}
+	b := &Bus{core: &core{clock: conn.NewClock(time.Now, time.Hour)}}
 	b.limits.AttemptsKnown = 10
 	w := &owner{bus: b}
 	for range 10 {

@@ -81,9 +81,9 @@ func (w *owners) pullTime() time.Duration { return w.lease() / 5 }
 // begin follows the bucket from the start of this hub on: a hub that knows since when another one
 // is gone need not wait when the first member of a group comes.
 func (w *owners) begin() {
-	w.started = w.core.clock.now()
-	w.core.conn.start(w.follow)
-	w.core.conn.start(w.keep)
+	w.started = w.core.clock.Now()
+	w.core.conn.Start(w.follow)
+	w.core.conn.Start(w.keep)
 }
 
 // add has a group told when its entry changes, or the lease of a hub ends.
@@ -109,26 +109,26 @@ const (
 
 // follow learns of leases and entries until the bus closes.
 func (w *owners) follow() {
-	for w.core.conn.ctx.Err() == nil {
-		if err := w.watch(); err != nil && w.core.conn.ctx.Err() == nil {
-			w.core.often.Log(w.core.conn.ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
+	for w.core.conn.Ctx.Err() == nil {
+		if err := w.watch(); err != nil && w.core.conn.Ctx.Err() == nil {
+			w.core.often.Log(w.core.conn.Ctx, slog.LevelWarn, "cannot watch the owners of ordered groups; retrying", "", slog.Any("error", err))
 		}
 		select {
-		case <-w.core.conn.ctx.Done():
+		case <-w.core.conn.Ctx.Done():
 		case <-time.After(250 * time.Millisecond):
 		}
 	}
 }
 
 func (w *owners) watch() error {
-	watch, err := w.kv.WatchAll(w.core.conn.ctx)
+	watch, err := w.kv.WatchAll(w.core.conn.Ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = watch.Stop() }()
 	for {
 		select {
-		case <-w.core.conn.ctx.Done():
+		case <-w.core.conn.Ctx.Done():
 			return nil
 		case e, open := <-watch.Updates():
 			if !open {
@@ -143,7 +143,7 @@ func (w *owners) watch() error {
 }
 
 func (w *owners) saw(key string, value []byte, revision uint64) {
-	now := w.core.clock.now()
+	now := w.core.clock.Now()
 	w.mu.Lock()
 	o := w.groups[key]
 	if hub, ok := strings.CutPrefix(key, hubPrefix); ok {
@@ -178,14 +178,14 @@ func (w *owners) left(hub string, now int64) time.Duration {
 // look reads the lease of a hub whose renewals were not heard of. They may be late, or lost with
 // the watch.
 func (w *owners) look(ctx context.Context, hub string) error {
-	m, err := w.core.conn.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
+	m, err := w.core.conn.LastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+hubPrefix+hub)
 	if errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	w.saw(hubPrefix+hub, nil, m.seq)
+	w.saw(hubPrefix+hub, nil, m.Seq)
 	return nil
 }
 
@@ -209,7 +209,7 @@ func (w *owners) keep() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-w.core.conn.ctx.Done():
+		case <-w.core.conn.Ctx.Done():
 			return
 		case <-tick.C:
 		}
@@ -219,9 +219,9 @@ func (w *owners) keep() {
 		if owned == 0 {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(w.core.conn.ctx, w.lease()*3/10)
-		if err := w.renew(ctx); err != nil && w.core.conn.ctx.Err() == nil {
-			w.core.often.Log(w.core.conn.ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
+		ctx, cancel := context.WithTimeout(w.core.conn.Ctx, w.lease()*3/10)
+		if err := w.renew(ctx); err != nil && w.core.conn.Ctx.Err() == nil {
+			w.core.often.Log(w.core.conn.Ctx, slog.LevelWarn, "failed to renew the lease on ordered groups; retrying", "", slog.Any("error", err))
 		}
 		cancel()
 	}
@@ -231,7 +231,7 @@ func (w *owners) keep() {
 func (w *owners) renew(ctx context.Context) error {
 	w.renewing.Lock()
 	defer w.renewing.Unlock()
-	sent := w.core.clock.now()
+	sent := w.core.clock.Now()
 	if _, err := w.kv.Put(ctx, hubPrefix+w.hub, []byte("{}")); err != nil {
 		return err
 	}
@@ -243,18 +243,18 @@ func (w *owners) renew(ctx context.Context) error {
 
 // read reads the entry of a group at the bucket's leader.
 func (w *owners) read(ctx context.Context, key string) (ownership, error) {
-	m, err := w.core.conn.lastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
+	m, err := w.core.conn.LastBySubject(ctx, "KV_"+ownersBucket, "$KV."+ownersBucket+"."+key)
 	if errors.Is(err, event.ErrNotFound) {
 		return ownership{}, nil
 	}
 	if err != nil {
 		return ownership{}, err
 	}
-	e := ownership{revision: m.seq}
-	if op := m.header.Get("KV-Operation"); op != "" {
+	e := ownership{revision: m.Seq}
+	if op := m.Header.Get("KV-Operation"); op != "" {
 		return e, nil
 	}
-	if err := json.Unmarshal(m.data, &e); err != nil {
+	if err := json.Unmarshal(m.Data, &e); err != nil {
 		e.Hub = "" // of nobody: whoever comes waits
 	}
 	return e, nil
@@ -264,7 +264,7 @@ func (w *owners) read(ctx context.Context, key string) (ownership, error) {
 // The hub has a valid lease then.
 func (w *owners) take(ctx context.Context, key string, was ownership) (ownership, error) {
 	w.mu.Lock()
-	due := w.renewed == 0 || w.core.clock.now() > w.renewed+int64(w.lease()*3/10)
+	due := w.renewed == 0 || w.core.clock.Now() > w.renewed+int64(w.lease()*3/10)
 	w.mu.Unlock()
 	if due {
 		if err := w.renew(ctx); err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // Bounds of pages.
@@ -89,7 +90,7 @@ func (r *reads) latestPage(ctx context.Context, t *topicInfo, offset, limit int)
 		if !errors.Is(err, errBehind) || time.Now().After(deadline) {
 			return page, err
 		}
-		if err := r.conn.pause(ctx, 20*time.Millisecond); err != nil {
+		if err := r.conn.Pause(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
@@ -105,7 +106,7 @@ type pageRead struct {
 }
 
 func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*event.Event, error) {
-	info, err := p.core.conn.findStream(ctx, p.topic.bucket.stream)
+	info, err := p.core.conn.FindStream(ctx, p.topic.bucket.stream)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +151,7 @@ func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int)
 	need := skip + limit
 	live := make([]*event.Event, 0, 2*need)
 	size := 0
-	err := p.each(ctx, start, n, false, func(m *storedMsg) error {
+	err := p.each(ctx, start, n, false, func(m *conn.StoredMsg) error {
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
 			if len(live) == cap(live) {
 				live = live[:copy(live, live[need:])]
@@ -176,9 +177,9 @@ func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int)
 func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit int) ([]*event.Event, bool, error) {
 	need := skip + limit
 	var live []uint64
-	err := p.each(ctx, start, n, true, func(m *storedMsg) error {
+	err := p.each(ctx, start, n, true, func(m *conn.StoredMsg) error {
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
-			live = append(live, m.seq)
+			live = append(live, m.Seq)
 		}
 		return nil
 	})
@@ -190,8 +191,8 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 	from, to := live[0], live[len(live)-1]
 	page := make([]*event.Event, 0, limit)
 	size := 0
-	err = p.each(ctx, from, to-from+1, false, func(m *storedMsg) error {
-		if m.seq > to {
+	err = p.each(ctx, from, to-from+1, false, func(m *conn.StoredMsg) error {
+		if m.Seq > to {
 			return errStopWalk
 		}
 		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
@@ -203,7 +204,7 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 			page[0] = nil
 			page = page[1:]
 		}
-		if m.seq == to {
+		if m.Seq == to {
 			return errStopWalk
 		}
 		return nil
@@ -253,8 +254,8 @@ func (p *pageRead) findStart(ctx context.Context, need uint64) (start, count uin
 
 // count is how many entries there are from seq on, and the sequence of the first of them.
 func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err error) {
-	_, err = p.core.conn.direct(ctx, p.topic.bucket.stream, &directQuery{Seq: seq, Batch: 1}, func(m *storedMsg, pending uint64) error {
-		first, n = m.seq, pending+1
+	_, err = p.core.conn.Direct(ctx, p.topic.bucket.stream, &conn.DirectQuery{Seq: seq, Batch: 1}, func(m *conn.StoredMsg, pending uint64) error {
+		first, n = m.Seq, pending+1
 		return nil
 	})
 	return first, n, err
@@ -262,10 +263,10 @@ func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err 
 
 // each calls f for n entries from start on. Each direct get costs the server a count, a consumer
 // one in all.
-func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*storedMsg) error) error {
+func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
 	stream := p.topic.bucket.stream
-	if headersOnly || n > 2*maxDirect {
-		err := p.core.readThrough(ctx, stream, start, headersOnly, func(m *storedMsg) error {
+	if headersOnly || n > 2*conn.MaxDirect {
+		err := p.core.readThrough(ctx, stream, start, headersOnly, func(m *conn.StoredMsg) error {
 			if n == 0 {
 				return errStopWalk
 			}
@@ -278,19 +279,19 @@ func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, 
 		return err
 	}
 	for n > 0 {
-		q := &directQuery{Seq: start, Batch: int(min(n, maxDirect))}
-		end, err := p.core.conn.direct(ctx, stream, q, func(m *storedMsg, _ uint64) error {
-			start = m.seq + 1
+		q := &conn.DirectQuery{Seq: start, Batch: int(min(n, conn.MaxDirect))}
+		end, err := p.core.conn.Direct(ctx, stream, q, func(m *conn.StoredMsg, _ uint64) error {
+			start = m.Seq + 1
 			n--
 			return f(m)
 		})
 		if errors.Is(err, errStopWalk) {
 			return nil
 		}
-		if err == nil && end.got == 0 {
+		if err == nil && end.Got == 0 {
 			err = errBehind
 		}
-		if err != nil || end.pending == 0 {
+		if err != nil || end.Pending == 0 {
 			return err
 		}
 	}

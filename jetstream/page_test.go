@@ -186,12 +186,12 @@ func TestEachBesideWriters(t *testing.T) {
 	}
 }
 
-// TestGetManyBesideWriters asks for more than one direct get holds.
+// TestGetManyBesideWriters asks for more than one direct get holds, which is 8 MiB.
 func TestGetManyBesideWriters(t *testing.T) {
 	t.Parallel()
 	const keys = 24
 	b := open(t, Config{Topics: compactedRules})
-	defer busy(t, b, keys, `"`+strings.Repeat("x", 2*directBytes/keys)+`"`)()
+	defer busy(t, b, keys, `"`+strings.Repeat("x", 16<<20/keys)+`"`)()
 	for range 3 {
 		found, err := b.Keys("state.a").GetMany(t.Context(), numbers(keys))
 		if err != nil {

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // path is the way over one connection to a group's consumer, wherever in a cluster that is. While
 // it is silent, what subscribers say about deliveries is kept: sent now, it might arrive when the
 // server has given the event to another.
 type path struct {
-	probe
+	conn.Probe
 	group *group
 	held  atomic.Int64 // deliveries that are held or leased over it
 
@@ -33,9 +35,9 @@ type settlement struct {
 // silent reports whether nothing may be sent about deliveries of the group over the link: a
 // question to the consumer or to the hub itself waits for its answer for too long, or the hub had
 // no time to ask.
-func (g *group) silent(l *link, now int64) bool {
+func (g *group) silent(l *conn.Link, now int64) bool {
 	limit := int64(g.fence.silence)
-	return g.paths[l.index].silent(now, limit) || l.echo.silent(now, limit) || now-g.bus.probed.Load() > limit+int64(g.bus.conn.probeEvery())
+	return g.paths[l.Index].Silent(now, limit) || l.Echo.Silent(now, limit) || now-g.bus.probed.Load() > limit+int64(g.bus.conn.ProbeEvery())
 }
 
 // tell sends what the subscriber, or the hub for it, says about a delivery that has ended here;
@@ -50,8 +52,8 @@ func (d *Delivery) tell(what []byte) {
 		return
 	}
 	l, b := d.m.sub.link, d.group.bus
-	if d.group.silent(l, b.clock.now()) {
-		d.group.paths[l.index].keep(settlement{d: d, what: what})
+	if d.group.silent(l, b.clock.Now()) {
+		d.group.paths[l.Index].keep(settlement{d: d, what: what})
 		return
 	}
 	d.send(what)
@@ -70,7 +72,7 @@ func acknowledge(ds []*Delivery, now int64) {
 			silent = g.silent(d.m.sub.link, now)
 		}
 		if silent {
-			g.paths[d.m.sub.link.index].keep(settlement{d: d, what: ackNow})
+			g.paths[d.m.sub.link.Index].keep(settlement{d: d, what: ackNow})
 			continue
 		}
 		d.send(ackNow)
@@ -89,10 +91,10 @@ func (d *Delivery) sendInTime(what []byte) {
 // inTime reports whether the server surely still keeps d for the hub.
 func (d *Delivery) inTime() bool {
 	s := d.m.sub
-	now := s.bus.clock.now()
+	now := s.bus.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return d.usable(now) && d.cuts == s.link.cuts.Load()
+	return d.usable(now) && d.cuts == s.link.Cuts.Load()
 }
 
 // keep keeps a settlement until the path is open, or the server may have given the event to
@@ -120,7 +122,7 @@ func (p *path) change(f func([]settlement) []settlement) {
 func (p *path) keepsAny() bool { return len(p.kept) > 0 || p.acks.doubted }
 
 // release sends what was kept, and the recent acknowledgements if they may have been lost.
-func (p *path) release(l *link) {
+func (p *path) release(l *conn.Link) {
 	var kept []settlement
 	var again []string
 	p.change(func(all []settlement) []settlement {
@@ -128,7 +130,7 @@ func (p *path) release(l *link) {
 		return nil
 	})
 	for _, reply := range again {
-		_ = l.nc.Publish(reply, ackNow)
+		_ = l.NC.Publish(reply, ackNow)
 	}
 	for _, k := range kept {
 		k.d.sendInTime(k.what)
@@ -146,7 +148,7 @@ func (p *path) dropLate() {
 			late[k.d] = true
 		}
 	}
-	now := p.group.bus.clock.now()
+	now := p.group.bus.clock.Now()
 	p.change(func(all []settlement) []settlement {
 		p.acks.dropDoubted(now, int64(p.group.fence.ackWait))
 		return slices.DeleteFunc(all, func(k settlement) bool { return late[k.d] })
@@ -188,24 +190,24 @@ func (p *path) forget() {
 // probePaths asks over each connection whether it is open, and each consumer of which the hub holds
 // something whether it hears us, until the bus closes.
 func (b *Bus) probePaths() {
-	tick := time.NewTicker(b.conn.probeEvery())
+	tick := time.NewTicker(b.conn.ProbeEvery())
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.conn.ctx.Done():
+		case <-b.conn.Ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := b.clock.now()
+		now := b.clock.Now()
 		b.probed.Store(now)
-		for _, l := range b.conn.links {
-			l.probe(now)
+		for _, l := range b.conn.Links {
+			l.Probe(now)
 		}
 		b.groups.eachGroup(func(g *group) {
 			for i := range g.paths {
 				g.paths[i].turnAcks(now)
-				if p := &g.paths[i]; p.held.Load() > 0 || p.asked.Load() != 0 {
-					g.probe(b.conn.links[i], p, now)
+				if p := &g.paths[i]; p.held.Load() > 0 || p.Asked.Load() != 0 {
+					g.probe(b.conn.Links[i], p, now)
 				}
 			}
 		})
@@ -213,7 +215,7 @@ func (b *Bus) probePaths() {
 			for i := range g.paths {
 				if p := &g.paths[i]; p.keeps() {
 					p.dropLate()
-					g.probe(b.conn.links[i], p, now)
+					g.probe(b.conn.Links[i], p, now)
 				}
 			}
 		})
@@ -221,8 +223,8 @@ func (b *Bus) probePaths() {
 }
 
 // open sends what was kept if nothing is silent any more.
-func (p *path) open(g *group, l *link) {
-	now := g.bus.clock.now()
+func (p *path) open(g *group, l *conn.Link) {
+	now := g.bus.clock.Now()
 	switch {
 	case !p.keeps() || g.silent(l, now):
 	case g.memory || p.doubtful(): // another hub may have made a consumer of the same name anew
@@ -234,14 +236,14 @@ func (p *path) open(g *group, l *link) {
 
 // probe asks the consumer. It works its acks off in order, so its answer to one about no event
 // comes after all others.
-func (g *group) probe(l *link, p *path, now int64) {
-	if !l.up.Load() || !p.begin(now) {
+func (g *group) probe(l *conn.Link, p *path, now int64) {
+	if !l.Up.Load() || !p.Begin(now) {
 		return
 	}
 	msg := &nats.Msg{Subject: g.keepAliveSubject(), Data: progress}
-	err := l.askUntil(msg, now+int64(probeWait), askerFunc(func(reply *nats.Msg, err error) {
-		answered := err == nil && !noResponders(reply)
-		p.end(now, answered)
+	err := l.AskUntil(msg, now+int64(conn.ProbeWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
+		answered := err == nil && !conn.NoResponders(reply)
+		p.End(now, answered)
 		switch {
 		case answered:
 			p.open(g, l)
@@ -251,7 +253,7 @@ func (g *group) probe(l *link, p *path, now int64) {
 		}
 	}))
 	if err != nil {
-		p.end(now, false)
+		p.End(now, false)
 	}
 }
 

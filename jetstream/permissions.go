@@ -221,9 +221,9 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 			w.pull(g.stream, g.consumer)
 			_, alone := w.known.alone[g.stream]
 			at := &topicInfo{name: g.topic, stream: &stream{name: g.stream, family: !alone}}
-			w.allow(w.access.conn.api + "DIRECT.GET.KV_" + groupsBucket + ".$KV." + groupsBucket + "." + groupKey(at, g.group))
+			w.allow(w.access.conn.API + "DIRECT.GET.KV_" + groupsBucket + ".$KV." + groupsBucket + "." + groupKey(at, g.group))
 		} else if join || w.rights.Inspect(g.topic, g.group) {
-			w.allow(w.access.conn.api + "CONSUMER.INFO." + g.stream + "." + g.consumer)
+			w.allow(w.access.conn.API + "CONSUMER.INFO." + g.stream + "." + g.consumer)
 		}
 	}
 }
@@ -240,8 +240,8 @@ func (w *permissionWriter) ordered(topic, group string) bool {
 func (w *permissionWriter) pull(stream, consumer string) {
 	at := stream + "." + consumer
 	w.allow(
-		w.access.conn.api+"CONSUMER.INFO."+at,
-		w.access.conn.api+"CONSUMER.MSG.NEXT."+at,
+		w.access.conn.API+"CONSUMER.INFO."+at,
+		w.access.conn.API+"CONSUMER.MSG.NEXT."+at,
 		"$JS.ACK."+at+".*.*.*.*.*",
 		"$JS.ACK.*.*."+at+".*.*.*.*.>",
 	)
@@ -249,7 +249,7 @@ func (w *permissionWriter) pull(stream, consumer string) {
 
 // reads allows to read stored events.
 func (w *permissionWriter) reads(topics []nativeTopic, depth int) {
-	direct := w.access.conn.api + "DIRECT.GET."
+	direct := w.access.conn.API + "DIRECT.GET."
 	for i := range topics {
 		t := &topics[i]
 		switch {
@@ -260,7 +260,7 @@ func (w *permissionWriter) reads(topics []nativeTopic, depth int) {
 				w.readAll(t.bucket)
 				if w.watch {
 					name := t.bucket[len("KV_"):]
-					w.allow(w.access.conn.api+"CONSUMER.CREATE."+t.bucket+".*.$KV."+name+".>", "$JS.FC."+t.bucket+".>", "$JS.FC.*.*."+t.bucket+".>")
+					w.allow(w.access.conn.API+"CONSUMER.CREATE."+t.bucket+".*.$KV."+name+".>", "$JS.FC."+t.bucket+".>", "$JS.FC.*.*."+t.bucket+".>")
 				}
 			}
 		case t.name != "":
@@ -275,10 +275,10 @@ func (w *permissionWriter) reads(topics []nativeTopic, depth int) {
 // readAll allows to read everything in a stream.
 func (w *permissionWriter) readAll(stream string) {
 	w.allow(
-		w.access.conn.api+"STREAM.INFO."+stream,
-		w.access.conn.api+"STREAM.MSG.GET."+stream,
-		w.access.conn.api+"DIRECT.GET."+stream,
-		w.access.conn.api+"DIRECT.GET."+stream+".>",
+		w.access.conn.API+"STREAM.INFO."+stream,
+		w.access.conn.API+"STREAM.MSG.GET."+stream,
+		w.access.conn.API+"DIRECT.GET."+stream,
+		w.access.conn.API+"DIRECT.GET."+stream+".>",
 	)
 }
 
@@ -304,7 +304,7 @@ func (w *permissionWriter) readFamily(stream string, depth int) {
 				w.narrowed("rule %d: read %s: of topics in the stream %s, the client can read those that have a group when it connects, and those that the policy names", r.Rule, r.Pattern, stream)
 				continue
 			}
-			w.allow(w.access.conn.api + "DIRECT.GET." + stream + "." + s)
+			w.allow(w.access.conn.API + "DIRECT.GET." + stream + "." + s)
 			if !said {
 				w.narrowed("rule %d: read %s: the stream %s has other topics too, so only the newest event of a subject can be read natively", r.Rule, r.Pattern, stream)
 				said = true

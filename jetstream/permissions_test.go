@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/topics"
 )
 
@@ -65,7 +66,7 @@ func TestPermissionsHaveABound(t *testing.T) {
 	join := func(string, string) bool { return true }
 	rights := &NativeRights{Publish: yes, Read: yes, Join: join, Inspect: join, MayJoin: yes}
 	known := newNativeMap(nil, nil, nil)
-	a := &access{core: &core{conn: &pool{api: "$JS.API."}, rules: topics.WithBuiltin(nil)}}
+	a := &access{core: &core{conn: &conn.Pool{API: "$JS.API."}, rules: topics.WithBuiltin(nil)}}
 	for i := range 100 {
 		rights.PublishReach = append(rights.PublishReach, NativeReach{Pattern: fmt.Sprintf("t%d.**.x.**.y", i), Rule: i + 1, Whole: true})
 	}
@@ -96,7 +97,7 @@ func TestNoRightsAllowNothing(t *testing.T) {
 	no := func(string) bool { return false }
 	none := func(string, string) bool { return false }
 	w := &permissionWriter{
-		access: &access{core: &core{conn: &pool{api: "$JS.API."}, rules: topics.WithBuiltin(nil)}}, rights: &NativeRights{Publish: no, Read: no, Join: none, Inspect: none, MayJoin: no},
+		access: &access{core: &core{conn: &conn.Pool{API: "$JS.API."}, rules: topics.WithBuiltin(nil)}}, rights: &NativeRights{Publish: no, Read: no, Join: none, Inspect: none, MayJoin: no},
 		known: newNativeMap([]nativeTopic{{name: "a", stream: "a", alone: true}, {stream: "dlq"}}, []nativeGroup{{topic: "a", group: "g", stream: "a", consumer: "g"}}, nil),
 	}
 	p, fits := w.write("_INBOX_x", maxSegments)
@@ -112,7 +113,7 @@ func TestNobodyPullsFromOrderedGroups(t *testing.T) {
 	yes := func(string) bool { return true }
 	join := func(string, string) bool { return true }
 	w := &permissionWriter{
-		access: &access{core: &core{conn: &pool{api: "$JS.API."}, rules: topics.WithBuiltin(nil)}}, watch: true,
+		access: &access{core: &core{conn: &conn.Pool{API: "$JS.API."}, rules: topics.WithBuiltin(nil)}}, watch: true,
 		rights: &NativeRights{
 			Publish: yes, Read: yes, Join: join, Inspect: join, MayJoin: yes, Topics: []string{"a"}, Groups: []string{"g", "o"},
 			PublishReach: []NativeReach{{Pattern: "**", Rule: 1, Whole: true}}, ReadReach: []NativeReach{{Pattern: "**", Rule: 1, Whole: true}},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // Place is a place in the stream of a topic.
@@ -76,14 +77,14 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 		}
 		last := make([]uint64, 0, n) // a circle
 		seen := 0
-		err := h.reads.walk(ctx, t, walkOptions{start: from + 1, headersOnly: true, batch: 1_000}, func(m *storedMsg) error {
-			if m.seq > place.Last {
+		err := h.reads.walk(ctx, t, walkOptions{start: from + 1, headersOnly: true, batch: 1_000}, func(m *conn.StoredMsg) error {
+			if m.Seq > place.Last {
 				return errStopWalk
 			}
 			if len(last) < n {
-				last = append(last, m.seq)
+				last = append(last, m.Seq)
 			} else {
-				last[seen%n] = m.seq
+				last[seen%n] = m.Seq
 			}
 			seen++
 			return nil
@@ -109,7 +110,7 @@ func (k Keys) Snapshot(ctx context.Context, f func(*event.Event) error) (upTo ui
 		return 0, k.reads.readFailed(err)
 	}
 	ident := ""
-	_, err = k.reads.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *storedMsg) error {
+	_, err = k.reads.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
 		e, at, ok := t.entry(m)
 		if !ok {
 			return nil

@@ -45,9 +45,9 @@ type Replica struct {
 // included. A stream without a leader may be absent.
 func (n NATS) Placements(ctx context.Context) ([]Placement, error) {
 	b := n.bus
-	own := b.conn.links[0].nc.ConnectedServerName()
+	own := b.conn.Links[0].NC.ConnectedServerName()
 	var all []Placement
-	list := b.conn.js.ListStreams(ctx)
+	list := b.conn.JS.ListStreams(ctx)
 	for info := range list.Info() {
 		all = append(all, placement(info, own))
 	}

@@ -15,6 +15,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/topics"
 )
 
@@ -172,7 +173,7 @@ func (a *admin) apply(ctx context.Context, inv *inventory, s topicStream, planne
 	}
 	// What others have changed since the inventory was taken must not be undone by a configuration
 	// from before.
-	info, err := a.conn.findStream(ctx, s.info.Config.Name)
+	info, err := a.conn.FindStream(ctx, s.info.Config.Name)
 	if err != nil {
 		for i := range planned {
 			planned[i].Err = cmp.Or(planned[i].Err, err)
@@ -222,7 +223,7 @@ func (a *admin) update(ctx context.Context, rule *topics.Rule, sets ...*TopicCha
 			cfg.Metadata[metaPattern] = rule.Pattern
 		}
 	}
-	_, err := placed(ctx, func() (natsjs.Stream, error) { return a.changeStream(ctx, sets[0].Stream, set) })
+	_, err := conn.Placed(ctx, func() (natsjs.Stream, error) { return a.changeStream(ctx, sets[0].Stream, set) })
 	for _, c := range sets {
 		c.Done, c.Err = err == nil, err
 	}
@@ -360,7 +361,7 @@ func (c *core) reportDrift(topic string, rule *topics.Rule, info *natsjs.StreamI
 	for i, change := range changes {
 		drift[i] = change.Field + " is " + change.Have + ", the rule says " + change.Want
 	}
-	c.often.Log(c.conn.ctx, slog.LevelWarn, "stream differs from its rule", topic, slog.String("topic", topic), slog.String("stream", info.Config.Name),
+	c.often.Log(c.conn.Ctx, slog.LevelWarn, "stream differs from its rule", topic, slog.String("topic", topic), slog.String("stream", info.Config.Name),
 		slog.String("drift", strings.Join(drift, "; ")))
 }
 

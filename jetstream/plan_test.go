@@ -57,7 +57,7 @@ func same(tb testing.TB, what string, got, want []string) {
 // stream returns what the server has.
 func streamInfo(tb testing.TB, b *Bus, name string) *natsjs.StreamInfo {
 	tb.Helper()
-	info, err := b.conn.findStream(tb.Context(), name)
+	info, err := b.conn.FindStream(tb.Context(), name)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func streamInfo(tb testing.TB, b *Bus, name string) *natsjs.StreamInfo {
 // makeStream makes a stream as another program would.
 func makeStream(tb testing.TB, b *Bus, cfg natsjs.StreamConfig) {
 	tb.Helper()
-	if _, err := b.conn.js.CreateStream(tb.Context(), cfg); err != nil {
+	if _, err := b.conn.JS.CreateStream(tb.Context(), cfg); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -211,7 +211,7 @@ func TestApplyKeepsWhatOthersChangedMeanwhile(t *testing.T) {
 	}
 	cfg := inv.byName["t"].Config
 	cfg.MaxAge = 48 * time.Hour
-	if _, err := b.conn.js.UpdateStream(t.Context(), cfg); err != nil {
+	if _, err := b.conn.JS.UpdateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	s := inv.wanted(false)[0]
@@ -296,7 +296,7 @@ func TestBucketsOfTopicsThatExist(t *testing.T) {
 	b := open(t, Config{URL: url})
 	// As a hub left it that knew of no compaction.
 	makeStream(t, b, natsjs.StreamConfig{Name: "process=2Estate", Subjects: []string{"event.process.state", "keyed.*.process.state"}, MaxAge: time.Hour, AllowDirect: true})
-	if _, err := b.conn.js.Publish(t.Context(), "keyed.k.process.state", []byte("1")); err != nil {
+	if _, err := b.conn.JS.Publish(t.Context(), "keyed.k.process.state", []byte("1")); err != nil {
 		t.Fatal(err)
 	}
 	same(t, "apply", outcomes(apply(t, b, false)), []string{"create: process.state: compaction is false, the rule says true, done true, error false"})

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -104,7 +105,7 @@ func (r *reads) firstSince(ctx context.Context, t *topicInfo, since time.Time, e
 	if err != nil || m == nil {
 		return end, err
 	}
-	return min(m.seq, end), nil
+	return min(m.Seq, end), nil
 }
 
 // madeAt is the moment in a UUIDv7.
@@ -127,11 +128,11 @@ func farthest(t time.Time) time.Time {
 }
 
 // event decodes a stored message.
-func (t *topicInfo) event(m *storedMsg) *event.Event {
-	e := &event.Event{Topic: t.name, Key: subjectKey(m.subject), Payload: m.data, Stream: t.stream.name, Sequence: m.seq, StoredAt: m.time.UnixNano()}
-	e.ReadHeader(m.header)
+func (t *topicInfo) event(m *conn.StoredMsg) *event.Event {
+	e := &event.Event{Topic: t.name, Key: subjectKey(m.Subject), Payload: m.Data, Stream: t.stream.name, Sequence: m.Seq, StoredAt: m.Time.UnixNano()}
+	e.ReadHeader(m.Header)
 	if t.putBack {
-		readPutBack(e, m.header)
+		readPutBack(e, m.Header)
 	}
 	return e
 }
@@ -144,9 +145,9 @@ const applyWait = 10 * time.Millisecond
 // consumer's leader may deliver an event that the stream's leader, another server, has not applied
 // yet: then bySequence waits for it.
 func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*event.Event, error) {
-	m, err := r.conn.getMsg(ctx, t.stream.name, map[string]any{"seq": seq})
+	m, err := r.conn.GetMsg(ctx, t.stream.name, map[string]any{"seq": seq})
 	for errors.Is(err, event.ErrNotFound) {
-		info, infoErr := r.conn.findStream(ctx, t.stream.name)
+		info, infoErr := r.conn.FindStream(ctx, t.stream.name)
 		if infoErr != nil {
 			return nil, infoErr
 		}
@@ -158,7 +159,7 @@ func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*even
 				return nil, fmt.Errorf("jetstream: read stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
 			}
 		}
-		if m, err = r.conn.getMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
+		if m, err = r.conn.GetMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
 			break
 		}
 	}
@@ -167,7 +168,7 @@ func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*even
 	}
 	e := t.event(m)
 	if t.stream.family && !t.putBack { // the subject of a copy names its queue
-		e.Topic = subjectTopic(m.subject)
+		e.Topic = subjectTopic(m.Subject)
 	}
 	return e, nil
 }
@@ -189,8 +190,8 @@ var errStopWalk = errors.New("stop")
 
 // walk calls f for the stored messages of a topic in order, up to the end of the stream at its
 // beginning: as its leader knows it, whichever replica is read.
-func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*storedMsg) error) error {
-	info, err := r.conn.findStream(ctx, t.stream.name)
+func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*conn.StoredMsg) error) error {
+	info, err := r.conn.FindStream(ctx, t.stream.name)
 	if err != nil {
 		return r.unavailable(err)
 	}
@@ -201,7 +202,7 @@ func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func
 			return err
 		}
 		next, err := r.nextStored(ctx, t, &opts, last)
-		if err != nil || next == nil || next.seq > end || opts.beyond(next.time) {
+		if err != nil || next == nil || next.Seq > end || opts.beyond(next.Time) {
 			return err
 		}
 		// The replica that was read did not have it yet.
@@ -211,8 +212,8 @@ func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func
 		if failed == readAgain || opts.latestByKey {
 			return r.unavailable(errBehind)
 		}
-		opts.start, opts.since = next.seq, time.Time{}
-		if err := r.conn.pause(ctx, 100*time.Millisecond); err != nil {
+		opts.start, opts.since = next.Seq, time.Time{}
+		if err := r.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -235,7 +236,7 @@ func (o *walkOptions) filters(t *topicInfo) []string {
 
 // nextStored asks the leader for the first message of a walk behind a sequence (0: from the walk's
 // start on). It is nil when there is none.
-func (r *reads) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (*storedMsg, error) {
+func (r *reads) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (*conn.StoredMsg, error) {
 	seq := max(last+1, opts.start)
 	if last == 0 && opts.start == 0 && !opts.since.IsZero() {
 		seq = 0
@@ -253,7 +254,7 @@ const walkMakes = 5 * time.Second
 // walkOn reads through an ephemeral consumer without acks, which the server forgets by itself when
 // the hub dies. It returns the last sequence that it read, 0 for none. ended says that there is no
 // more to read: f or a bound of the walk has ended it. Else the replica that was read had no more.
-func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f func(*storedMsg) error) (last uint64, ended bool, err error) {
+func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f func(*conn.StoredMsg) error) (last uint64, ended bool, err error) {
 	cfg := natsjs.ConsumerConfig{
 		AckPolicy:         natsjs.AckNonePolicy,
 		FilterSubjects:    opts.filters(t),
@@ -284,20 +285,20 @@ func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f f
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		// else the server drops it in 30 s
-		_ = r.conn.js.DeleteConsumer(ctx, t.stream.name, cfg.Name)
+		_ = r.conn.JS.DeleteConsumer(ctx, t.stream.name, cfg.Name)
 	}()
-	pulls, err := r.conn.newPuller(t.stream.name, cfg.Name)
+	pulls, err := r.conn.NewPuller(t.stream.name, cfg.Name)
 	if err != nil {
 		return failed(err)
 	}
-	defer pulls.close()
+	defer pulls.Close()
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	c, err := r.conn.js.CreateConsumer(making, t.stream.name, cfg)
+	c, err := r.conn.JS.CreateConsumer(making, t.stream.name, cfg)
 	if err != nil {
 		return failed(err)
 	}
-	batch := maxPull
+	batch := conn.MaxPull
 	if opts.batch > 0 {
 		batch = opts.batch
 	}
@@ -306,22 +307,22 @@ func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f f
 		if opts.max > 0 {
 			batch = min(batch, opts.max)
 		}
-		got, err := pulls.pull(ctx, int(min(left, uint64(batch))), func(m *nats.Msg, meta deliveryMeta, pending uint64) error { //nolint:gosec // at most batch
+		got, err := pulls.Pull(ctx, int(min(left, uint64(batch))), func(m *nats.Msg, meta conn.DeliveryMeta, pending uint64) error { //nolint:gosec // at most batch
 			// without acks nothing is sent twice: a hole would stay one
-			if seen++; meta.order != seen {
+			if seen++; meta.Order != seen {
 				return fmt.Errorf("message %d of it was lost on the way", seen)
 			}
-			at := time.Unix(0, meta.storedAt)
+			at := time.Unix(0, meta.StoredAt)
 			if opts.beyond(at) {
 				return errStopWalk
 			}
-			switch err := f(&storedMsg{subject: m.Subject, seq: meta.streamSeq, header: m.Header, data: m.Data, time: at}); {
+			switch err := f(&conn.StoredMsg{Subject: m.Subject, Seq: meta.StreamSeq, Header: m.Header, Data: m.Data, Time: at}); {
 			case errors.Is(err, errStopWalk):
 				return err
 			case err != nil:
 				return &stopError{err}
 			}
-			last = meta.streamSeq
+			last = meta.StreamSeq
 			if left--; pending == 0 {
 				left = 0
 			}
@@ -389,7 +390,7 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*event.Event
 	case opts.From.kind == atTime:
 		walk.since = farthest(opts.From.at)
 	case opts.From.kind == atID:
-		info, err := r.conn.findStream(ctx, t.stream.name)
+		info, err := r.conn.FindStream(ctx, t.stream.name)
 		if err != nil {
 			return r.unavailable(err)
 		}
@@ -397,5 +398,5 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*event.Event
 			return err
 		}
 	}
-	return r.walk(ctx, t, walk, func(m *storedMsg) error { return f(t.event(m)) })
+	return r.walk(ctx, t, walk, func(m *conn.StoredMsg) error { return f(t.event(m)) })
 }

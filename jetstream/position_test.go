@@ -26,7 +26,7 @@ func TestPositionsThatNoTopicHas(t *testing.T) {
 			}
 		}
 	}
-	if _, err := b.conn.js.Stream(t.Context(), "a"); err == nil {
+	if _, err := b.conn.JS.Stream(t.Context(), "a"); err == nil {
 		t.Error("the topic was made")
 	}
 	var zero Position

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id
@@ -82,10 +83,10 @@ type PublishOptions struct {
 // Publishers are independent. A Publisher needs no closing.
 type Publisher struct {
 	publishing *publishing
-	link       *link
+	link       *conn.Link
 	client     string // whose new topics are counted; "" for the hub itself
 
-	inFlight gate         // of unanswered publishes
+	inFlight conn.Gate    // of unanswered publishes
 	advance  atomic.Int64 // bytes taken from the client's rations and not used
 }
 
@@ -112,7 +113,7 @@ func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, o
 }
 
 func (p *publishing) newPublisher(client string) *Publisher {
-	return &Publisher{publishing: p, link: p.conn.link(), client: client}
+	return &Publisher{publishing: p, link: p.conn.Link(), client: client}
 }
 
 // PublishAsync sends the event and returns. done is called exactly once, from a goroutine of the
@@ -149,7 +150,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	if err != nil {
 		return err
 	}
-	if p.publishing.conn.closing() {
+	if p.publishing.conn.Closing() {
 		return event.ErrClosed
 	}
 	if err := opts.Validate(); err != nil {
@@ -260,7 +261,7 @@ func (o *PublishOptions) checkAdded(topic, source string) error {
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns
 // the topic if this hub has met it, else nil. A comparison with a schema counts for the client.
 func (p *publishing) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *topicInfo, err error) {
-	limit := p.conn.maxPayload
+	limit := p.conn.MaxPayload
 	var compacted bool
 	if t = p.streams.known(topic); t != nil {
 		limit, compacted = t.maxPayload, t.bucket != nil
@@ -320,13 +321,13 @@ func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts
 // transmit sends an event that has its place among the unconfirmed ones.
 func (p *Publisher) transmit(ctx context.Context, w *outgoingEvent) error {
 	t := w.topic
-	if !t.stream.ready[p.link.index].Load() {
+	if !t.stream.ready[p.link.Index].Load() {
 		return p.first(ctx, w)
 	}
-	w.sent = p.publishing.clock.now()
+	w.sent = p.publishing.clock.Now()
 	// the answer may come, or be given up, while the message is still being written
 	w.users.Store(2)
-	if err := p.link.ask(&w.msg, w.sent-p.publishing.shortfall(ctx, w.sent), w); err != nil {
+	if err := p.link.Ask(&w.msg, w.sent-p.publishing.shortfall(ctx, w.sent), w); err != nil {
 		p.release(t.stream)
 		w.free()
 		t.obs.PublishFailed()
@@ -343,7 +344,7 @@ func (p *publishing) shortfall(ctx context.Context, now int64) int64 {
 	if !ok {
 		return 0
 	}
-	return max(0, now+int64(publishWait)-int64(end.Sub(p.clock.base)))
+	return max(0, now+int64(conn.PublishWait)-int64(end.Sub(p.clock.Base)))
 }
 
 // outgoingEvent is an event on its way to the stream. They are pooled, with the message and its
@@ -376,7 +377,7 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 	given := opts.ID != ""
 	if w.id = opts.ID; !given {
 		var err error
-		if w.id, err = w.p.link.newID(); err != nil {
+		if w.id, err = w.p.link.NewID(); err != nil {
 			return &event.Error{Code: event.CodeInternal, Msg: "no id could be made", Err: err}
 		}
 	}
@@ -424,12 +425,12 @@ func (w *outgoingEvent) free() {
 // must not let a later publish overtake it.
 func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 	t := w.topic
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		sent := p.publishing.clock.now()
-		reply, err := p.link.requestMsg(ctx, &w.msg)
-		if err == nil && noResponders(reply) && ctx.Err() == nil {
+		sent := p.publishing.clock.Now()
+		reply, err := p.link.RequestMsg(ctx, &w.msg)
+		if err == nil && conn.NoResponders(reply) && ctx.Err() == nil {
 			select {
 			case <-time.After(wait):
 				continue
@@ -438,9 +439,9 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 		}
 		r, err := p.publishing.confirmed(t, w.id, reply, err, sent)
 		if err == nil {
-			t.stream.ready[p.link.index].Store(true)
+			t.stream.ready[p.link.Index].Store(true)
 		}
-		p.publishing.conn.apart(func() { // the caller may hold a lock that done takes
+		p.publishing.conn.Apart(func() { // the caller may hold a lock that done takes
 			w.done(r, err)
 			w.free()
 			p.release(t.stream)
@@ -458,11 +459,11 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 	if err != nil {
 		return fail("the event store did not confirm in time: the outcome is unknown; with opts.id it may be repeated safely", err)
 	}
-	if noResponders(reply) {
+	if conn.NoResponders(reply) {
 		p.streams.forget(t.stream)
 		return fail("the event store has no leader for this topic now: nothing was stored, try again", nats.ErrNoResponders)
 	}
-	ack, err := parsePubAck(reply.Data, t.stream.name)
+	ack, err := conn.ParsePubAck(reply.Data, t.stream.name)
 	if keyChanged(err) {
 		return event.Receipt{}, event.ErrKeyChanged // no failure: it is what was asked for
 	}
@@ -470,11 +471,11 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 		t.obs.PublishFailed()
 		return event.Receipt{}, t.stream.keep.refused()
 	}
-	if refused, ok := errors.AsType[*apiError](err); ok {
+	if refused, ok := errors.AsType[*conn.APIError](err); ok {
 		if refused.ErrCode == errIDInProcess {
 			return fail("the event store has not finished with an event of the same id: the outcome is unknown; repeat it with the id", err)
 		}
-		p.often.Log(p.conn.ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
+		p.often.Log(p.conn.Ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
 		if storeFull(refused.ErrCode, refused.Description) {
 			t.obs.PublishFailed()
 			t.stream.headroom.set(true) // until NATS is asked again
@@ -482,10 +483,10 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 		}
 		return fail("the event store refused the event: nothing was stored", err)
 	}
-	if strayed, ok := errors.AsType[*strayedError](err); ok {
+	if strayed, ok := errors.AsType[*conn.StrayedError](err); ok {
 		p.streams.forget(t.stream) // the next publish looks where the topic is
-		p.often.Log(p.conn.ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
-			slog.String("topic", t.name), slog.String("stream", t.stream.name), slog.String("other", strayed.stream))
+		p.often.Log(p.conn.Ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
+			slog.String("topic", t.name), slog.String("stream", t.stream.name), slog.String("other", strayed.Stream))
 		return fail("the event was stored outside the topic, which has lost its stream: nothing is in the topic", err)
 	}
 	if err != nil {
@@ -497,7 +498,7 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 	if !ack.Duplicate {
 		p.reads.ids.published(t.stream, ack.Seq, id)
 	}
-	t.obs.Published(time.Duration(p.clock.now() - sent))
+	t.obs.Published(time.Duration(p.clock.Now() - sent))
 	return event.Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil
 }
 
@@ -508,9 +509,9 @@ func notSent(err error) error {
 // acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may
 // have.
 func (p *Publisher) acquire(ctx context.Context, s *stream) error {
-	if limit := p.publishing.limits.SessionInFlight; !p.inFlight.tryAcquire(limit) {
+	if limit := p.publishing.limits.SessionInFlight; !p.inFlight.TryAcquire(limit) {
 		p.publishing.obs.LimitReached("session_in_flight")
-		if err := p.inFlight.acquire(ctx, limit); err != nil {
+		if err := p.inFlight.Acquire(ctx, limit); err != nil {
 			return tooMany(err)
 		}
 	}
@@ -524,7 +525,7 @@ func (p *Publisher) acquire(ctx context.Context, s *stream) error {
 	case s.slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		p.inFlight.release()
+		p.inFlight.Release()
 		return tooMany(ctx.Err())
 	}
 }
@@ -535,11 +536,11 @@ func tooMany(err error) error {
 
 func (p *Publisher) release(s *stream) {
 	<-s.slots
-	p.inFlight.release()
+	p.inFlight.Release()
 }
 
 // Flush waits until every publish of this Publisher has been answered, or returns the error of ctx.
-func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.empty(ctx) }
+func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.Empty(ctx) }
 
 // Publish stores one event and returns once the stream has confirmed it. It may be called
 // concurrently; concurrent calls have no order (use a Publisher for order). payload need not be

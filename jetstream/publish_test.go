@@ -162,7 +162,7 @@ func TestADeletedStreamIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "gone", "1")
-	if err := b.conn.js.DeleteStream(t.Context(), "gone"); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), "gone"); err != nil {
 		t.Fatal(err)
 	}
 	_, err := b.Publish(t.Context(), "gone", []byte("2"), PublishOptions{})
@@ -252,10 +252,10 @@ func TestCloseTwice(t *testing.T) {
 func TestAForeignStreamIsNotShown(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	if _, err := b.conn.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "payroll", Subjects: []string{"secret.>"}}); err != nil {
+	if _, err := b.conn.JS.CreateStream(t.Context(), natsjs.StreamConfig{Name: "payroll", Subjects: []string{"secret.>"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.conn.js.Publish(t.Context(), "secret.salary", []byte("1")); err != nil {
+	if _, err := b.conn.JS.Publish(t.Context(), "secret.salary", []byte("1")); err != nil {
 		t.Fatal(err)
 	}
 	_, pubErr := b.Publish(t.Context(), "payroll", []byte("1"), PublishOptions{})
@@ -268,10 +268,10 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 	}
 	// A stream made by hand for many topics is one of the bus's, and shows each topic its own
 	// events only.
-	if _, err := b.conn.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "shared", Subjects: []string{"event.shared", "keyed.*.shared", "event.other"}}); err != nil {
+	if _, err := b.conn.JS.CreateStream(t.Context(), natsjs.StreamConfig{Name: "shared", Subjects: []string{"event.shared", "keyed.*.shared", "event.other"}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.conn.js.Publish(t.Context(), "event.other", []byte("1")); err != nil {
+	if _, err := b.conn.JS.Publish(t.Context(), "event.other", []byte("1")); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, b, "shared", "2")

@@ -17,6 +17,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -157,14 +158,14 @@ func readPutBack(e *event.Event, h nats.Header) letterRef {
 // putBackTopic is a topic as its copies in the stream of what was put back.
 func (q *queues) putBackTopic(topic string, info *natsjs.StreamInfo) *topicInfo {
 	return &topicInfo{
-		name: topic, putBack: true, obs: event.NopObserver{}, maxPayload: q.conn.maxPayload,
+		name: topic, putBack: true, obs: event.NopObserver{}, maxPayload: q.conn.MaxPayload,
 		stream: &stream{name: putBackStream, family: true, created: native.StreamMade(info)},
 	}
 }
 
 // openPutBack returns the stream of what was put back, and makes it if it is not there.
 func (q *queues) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
-	info, err := q.conn.findStream(ctx, putBackStream)
+	info, err := q.conn.FindStream(ctx, putBackStream)
 	if !errors.Is(err, event.ErrNotFound) {
 		return info, err
 	}
@@ -176,9 +177,9 @@ func (q *queues) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
 	if q.cfg.Server != nil && q.cfg.Server.InMemory() {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	s, err := q.conn.js.CreateStream(ctx, cfg)
+	s, err := q.conn.JS.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) { // by a hub with other settings
-		return q.conn.findStream(ctx, putBackStream)
+		return q.conn.FindStream(ctx, putBackStream)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: create stream %s: %w", putBackStream, err)
@@ -209,7 +210,7 @@ func (q *queues) openQueue(ctx context.Context, topic, group, queue string, ttl,
 	if paused {
 		cfg.PauseUntil = &pausedUntil
 	}
-	c, err := q.conn.js.CreateConsumer(ctx, putBackStream, cfg)
+	c, err := q.conn.JS.CreateConsumer(ctx, putBackStream, cfg)
 	if errors.Is(err, natsjs.ErrConsumerExists) {
 		info, err = q.records.consumer(ctx, t, queue)
 		return t, info, err
@@ -304,7 +305,7 @@ func (q *queues) dropQueue(ctx context.Context, queue string) error {
 	if queue == "" {
 		return nil
 	}
-	err := q.conn.js.DeleteConsumer(ctx, putBackStream, queue)
+	err := q.conn.JS.DeleteConsumer(ctx, putBackStream, queue)
 	if err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", queue, putBackStream, err)
 	}
@@ -314,7 +315,7 @@ func (q *queues) dropQueue(ctx context.Context, queue string) error {
 // purgeQueue removes what is in a queue.
 func (q *queues) purgeQueue(ctx context.Context, queue string) error {
 	var got struct {
-		Error *apiError `json:"error"`
+		Error *conn.APIError `json:"error"`
 	}
 	if err := q.askAPI(ctx, "STREAM.PURGE."+putBackStream, map[string]any{"filter": queueSubject(queue) + ">"}, &got); err != nil {
 		return err
@@ -330,7 +331,7 @@ func (q *queues) purgeQueue(ctx context.Context, queue string) error {
 // server would write the whole block anew for each.
 func (c *core) removeStored(ctx context.Context, stream string, seq uint64) error {
 	var got struct {
-		Error *apiError `json:"error"`
+		Error *conn.APIError `json:"error"`
 	}
 	if err := c.askAPI(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &got); err != nil {
 		return err
@@ -339,7 +340,7 @@ func (c *core) removeStored(ctx context.Context, stream string, seq uint64) erro
 		return nil
 	}
 	// The server has no code of its own for what is gone: the next read tells.
-	if _, err := c.conn.getMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, event.ErrNotFound) {
+	if _, err := c.conn.GetMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
 	return got.Error
@@ -348,7 +349,7 @@ func (c *core) removeStored(ctx context.Context, stream string, seq uint64) erro
 // sweepPutBack removes queues older than age that are no group's any more, and what was put into
 // such after they were removed.
 func (q *queues) sweepPutBack(ctx context.Context, age time.Duration) error {
-	handle, err := q.conn.js.Stream(ctx, putBackStream)
+	handle, err := q.conn.JS.Stream(ctx, putBackStream)
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return nil
 	}
@@ -381,7 +382,7 @@ func (q *queues) sweepPutBack(ctx context.Context, age time.Duration) error {
 	if err := consumers.Err(); err != nil {
 		return err
 	}
-	info, err := q.conn.findStream(ctx, putBackStream)
+	info, err := q.conn.FindStream(ctx, putBackStream)
 	if err != nil || info.State.Msgs <= known {
 		return err
 	}
@@ -410,7 +411,7 @@ func (q *queues) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept ma
 		}
 		var of []string
 		stays := false
-		if json.Unmarshal([]byte(m.header.Get(headerGroup)), &of) == nil && len(of) == 2 {
+		if json.Unmarshal([]byte(m.Header.Get(headerGroup)), &of) == nil && len(of) == 2 {
 			if stays, err = q.queueStays(ctx, of[0], of[1], &natsjs.ConsumerInfo{Name: queue}); err != nil {
 				return err
 			}

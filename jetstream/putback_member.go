@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // A member of a group to which something was put back is a second source for its subscription: a
@@ -51,7 +52,7 @@ func (m *member) takeQueue(queue string) {
 			if errors.Is(err, event.ErrNotFound) {
 				return // the group was deleted, or moved on: its member hears of that
 			}
-			s.bus.often.Log(s.bus.conn.ctx, slog.LevelWarn, "failed to join the events that were put back to a group; retrying", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.Any("error", err))
+			s.bus.often.Log(s.bus.conn.Ctx, slog.LevelWarn, "failed to join the events that were put back to a group; retrying", topic+"::"+s.group, slog.String("topic", topic), slog.String("group", s.group), slog.Any("error", err))
 			select {
 			case <-time.After(wait):
 			case <-s.ctx.Done():
@@ -65,7 +66,7 @@ func (m *member) takeQueue(queue string) {
 // not the group's. ttl says whether the group had a TTL when its member last heard of it.
 func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) {
 	b := s.bus
-	ctx, cancel := context.WithTimeout(s.ctx, publishWait)
+	ctx, cancel := context.WithTimeout(s.ctx, conn.PublishWait)
 	defer cancel()
 	t, _, err := b.streams.freshExisting(ctx, topic)
 	if err != nil {
@@ -171,7 +172,7 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 			b.soon.add(func() { d.removeLetter(began, then) })
 			return
 		}
-		b.often.Log(b.conn.ctx, slog.LevelWarn, "failed to remove a dead letter whose event was put back; the event is given back", d.Event.Topic+"::"+s.group, slog.String("topic", d.Event.Topic), slog.String("group", s.group), slog.Any("error", err))
+		b.often.Log(b.conn.Ctx, slog.LevelWarn, "failed to remove a dead letter whose event was put back; the event is given back", d.Event.Topic+"::"+s.group, slog.String("topic", d.Event.Topic), slog.String("group", s.group), slog.Any("error", err))
 		s.mu.Lock()
 		if d.index >= 0 {
 			d.unseen, d.unseenNak, d.bounced = true, true, true
@@ -182,9 +183,9 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 		then()
 	}
 	ask := func(what string, body []byte, answered func(*nats.Msg)) {
-		msg := &nats.Msg{Subject: b.conn.api + what + d.letter.stream, Data: body}
-		err := s.link.askUntil(msg, b.clock.now()+int64(noteWait), askerFunc(func(reply *nats.Msg, err error) {
-			if err == nil && noResponders(reply) {
+		msg := &nats.Msg{Subject: b.conn.API + what + d.letter.stream, Data: body}
+		err := s.link.AskUntil(msg, b.clock.Now()+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
+			if err == nil && conn.NoResponders(reply) {
 				err = nats.ErrNoResponders
 			}
 			if err != nil {
@@ -206,9 +207,9 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 		panic(err)
 	}
 	ask("STREAM.MSG.GET.", find, func(reply *nats.Msg) {
-		stored, err := parseStored(reply)
+		stored, err := conn.ParseStored(reply)
 		switch {
-		case errors.Is(err, event.ErrNotFound), err == nil && stored.time.UnixNano() != d.letter.at:
+		case errors.Is(err, event.ErrNotFound), err == nil && stored.Time.UnixNano() != d.letter.at:
 			then() // it is gone, and what is there now is another
 			return
 		case err != nil:
@@ -217,7 +218,7 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 		}
 		ask("STREAM.MSG.DELETE.", remove, func(reply *nats.Msg) {
 			var got struct {
-				Error *apiError `json:"error"`
+				Error *conn.APIError `json:"error"`
 			}
 			if err := json.Unmarshal(reply.Data, &got); err != nil {
 				failed(err)

@@ -51,11 +51,11 @@ func TestAQueueThatAMemberMakesAgainEndsWithTheTTL(t *testing.T) {
 		t.Fatal(err)
 	}
 	queue := queueOfGroup(t, b, "tab")
-	if err := b.conn.js.DeleteConsumer(t.Context(), putBackStream, queue); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), putBackStream, queue); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the member makes the queue again", func() bool {
-		_, err := b.conn.js.Consumer(t.Context(), putBackStream, queue)
+		_, err := b.conn.JS.Consumer(t.Context(), putBackStream, queue)
 		return err == nil
 	})
 	if err := k.sub.Stop(t.Context()); err != nil {
@@ -242,7 +242,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 		t.Errorf("after the sweep: %d events in %d queues, %v", info.State.Msgs, info.State.Consumers, err)
 	}
 	// the topic goes, and its queues with it
-	if err := b.conn.js.DeleteStream(t.Context(), "gone"); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), "gone"); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.sub.Stop(t.Context()); err != nil {

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // Bounds of a rangePull.
@@ -36,7 +37,7 @@ var errPulled = errors.New("jetstream: a range has no more messages")
 // lost on the way ends the rangePull; the reader begins a new one behind the last message.
 type rangePull struct {
 	core    *core
-	link    *link
+	link    *conn.Link
 	stream  string
 	name    string // of the consumer
 	subject string // of pulls
@@ -64,22 +65,22 @@ func (r *reads) openRangePull(ctx context.Context, stream string, from uint64, s
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	link := r.conn.link()
-	if link.cluster.Load() {
+	link := r.conn.Link()
+	if link.Cluster.Load() {
 		// The consumer is made over this connection. Servers behind others may learn of it later.
-		link = r.conn.links[0]
+		link = r.conn.Links[0]
 	}
 	p := &rangePull{core: r.core, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
-	p.subject = r.conn.api + "CONSUMER.MSG.NEXT." + stream + "." + p.name
+	p.subject = r.conn.API + "CONSUMER.MSG.NEXT." + stream + "." + p.name
 	p.came = make(chan *nats.Msg, 4*p.batch+16) // and what ends pulls
 	var err error
-	if p.sub, err = p.link.nc.ChanSubscribe(p.inbox+".*", p.came); err != nil {
+	if p.sub, err = p.link.NC.ChanSubscribe(p.inbox+".*", p.came); err != nil {
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
 	// When ctx ends while the server makes the consumer, the consumer would stay behind.
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	_, err = r.conn.js.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+	_, err = r.conn.JS.CreateConsumer(making, stream, natsjs.ConsumerConfig{
 		Name: p.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: pullForgotten,
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), FilterSubjects: subjects,
 	})
@@ -94,13 +95,13 @@ func (r *reads) openRangePull(ctx context.Context, stream string, from uint64, s
 // readWindows reads messages of a stream in order from *next up to last through one consumer, and
 // calls f with each window of them. f sets *next behind what it has taken. readWindows returns nil
 // at the end, and errBehind where the replica that was read has not what the leader has.
-func (r *reads) readWindows(ctx context.Context, stream string, next *uint64, last uint64, subjects []string, batch int, f func([]*storedMsg) error) error {
+func (r *reads) readWindows(ctx context.Context, stream string, next *uint64, last uint64, subjects []string, batch int, f func([]*conn.StoredMsg) error) error {
 	p, err := r.openRangePull(ctx, stream, *next, subjects, batch)
 	if err != nil {
 		return err
 	}
 	defer p.close(ctx)
-	window := make([]*storedMsg, 0, pullBatch)
+	window := make([]*conn.StoredMsg, 0, pullBatch)
 	for {
 		if err := ctx.Err(); err != nil { // a quick server would keep the reader from its end
 			return err
@@ -111,7 +112,7 @@ func (r *reads) readWindows(ctx context.Context, stream string, next *uint64, la
 			switch {
 			case err != nil:
 				return err
-			case left == nil || left.seq > last:
+			case left == nil || left.Seq > last:
 				return nil
 			}
 			return errBehind
@@ -128,7 +129,7 @@ func (r *reads) readWindows(ctx context.Context, stream string, next *uint64, la
 
 // window appends the next messages to into, up to its capacity: at least one, for which it waits,
 // and those that have come. It returns errPulled when there are no more.
-func (p *rangePull) window(ctx context.Context, into []*storedMsg) ([]*storedMsg, error) {
+func (p *rangePull) window(ctx context.Context, into []*conn.StoredMsg) ([]*conn.StoredMsg, error) {
 	if p.over {
 		return nil, errPulled
 	}
@@ -148,7 +149,7 @@ func (p *rangePull) window(ctx context.Context, into []*storedMsg) ([]*storedMsg
 				return nil, err
 			}
 		}
-		at, ok := parseAckSubject(m.Reply)
+		at, ok := conn.ParseAckSubject(m.Reply)
 		if !ok {
 			err := p.end(m)
 			if errors.Is(err, errPulled) && len(into) > 0 {
@@ -161,13 +162,13 @@ func (p *rangePull) window(ctx context.Context, into []*storedMsg) ([]*storedMsg
 			continue
 		}
 		// without acks nothing is sent twice: a hole would stay one
-		if p.seen++; at.order != p.seen {
-			return nil, fmt.Errorf("%w: message %d is missing", errFeedCut, p.seen)
+		if p.seen++; at.Order != p.seen {
+			return nil, fmt.Errorf("%w: message %d is missing", conn.ErrFeedCut, p.seen)
 		}
 		p.asked--
 		p.room -= m.Size()
 		p.fresh, p.solo = false, false
-		into = append(into, &storedMsg{subject: m.Subject, seq: at.streamSeq, header: m.Header, data: m.Data, time: time.Unix(0, at.storedAt)})
+		into = append(into, &conn.StoredMsg{Subject: m.Subject, Seq: at.StreamSeq, Header: m.Header, Data: m.Data, Time: time.Unix(0, at.StoredAt)})
 	}
 	return into, nil
 }
@@ -193,7 +194,7 @@ func (p *rangePull) ask() error {
 		return err
 	}
 	p.pulls++
-	if err := p.link.nc.PublishMsg(&nats.Msg{Subject: p.subject, Reply: p.inbox + "." + strconv.Itoa(p.pulls), Data: body}); err != nil {
+	if err := p.link.NC.PublishMsg(&nats.Msg{Subject: p.subject, Reply: p.inbox + "." + strconv.Itoa(p.pulls), Data: body}); err != nil {
 		return err
 	}
 	p.asked += n
@@ -218,7 +219,7 @@ func (p *rangePull) end(m *nats.Msg) error {
 		p.asked -= max(headerInt(m, "Nats-Pending-Messages"), 0)
 		p.room -= headerInt(m, "Nats-Pending-Bytes")
 	default:
-		return fmt.Errorf("%w: status %s %s", errFeedCut, status, why)
+		return fmt.Errorf("%w: status %s %s", conn.ErrFeedCut, status, why)
 	}
 	if p.open--; p.open <= 0 {
 		p.asked = 0
@@ -240,10 +241,10 @@ func (p *rangePull) wait(ctx context.Context) (*nats.Msg, error) {
 		return m, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-p.core.conn.ctx.Done():
+	case <-p.core.conn.Ctx.Done():
 		return nil, event.ErrClosed
 	case <-p.silence.C:
-		return nil, fmt.Errorf("%w: the server is silent", errFeedCut)
+		return nil, fmt.Errorf("%w: the server is silent", conn.ErrFeedCut)
 	}
 }
 
@@ -253,5 +254,5 @@ func (p *rangePull) close(ctx context.Context) {
 	_ = p.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = p.core.conn.js.DeleteConsumer(ctx, p.stream, p.name)
+	_ = p.core.conn.JS.DeleteConsumer(ctx, p.stream, p.name)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -156,14 +157,14 @@ func (r *Range) name(ctx context.Context) error {
 	if subjects == nil {
 		subjects = []string{">"}
 	}
-	var newest *storedMsg
+	var newest *conn.StoredMsg
 	for _, subject := range subjects {
-		m, err := b.conn.lastBySubject(ctx, t.stream.name, subject)
+		m, err := b.conn.LastBySubject(ctx, t.stream.name, subject)
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return b.unavailable(err)
-		case newest == nil || m.seq > newest.seq:
+		case newest == nil || m.Seq > newest.Seq:
 			newest = m
 		}
 	}
@@ -205,7 +206,7 @@ var errRangeEnded = errors.New("jetstream: a range was read")
 
 // run reads the range, and begins again where it was when it is cut off.
 func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) bool) error {
-	if r.reads.conn.closing() {
+	if r.reads.conn.Closing() {
 		return event.ErrClosed
 	}
 	for failed := 0; ; {
@@ -218,7 +219,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 			return ErrDropped
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case r.reads.conn.ctx.Err() != nil:
+		case r.reads.conn.Ctx.Err() != nil:
 			return event.ErrClosed
 		}
 		if failed++; r.next > began {
@@ -227,7 +228,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 		if failed == readAgain {
 			return r.reads.unavailable(err)
 		}
-		if err := r.reads.conn.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.reads.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 		if err := r.same(ctx); err != nil {
@@ -238,7 +239,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 
 // same returns ErrDropped when the stream was created again since the range was found.
 func (r *rangeRead) same(ctx context.Context) error {
-	info, err := r.reads.conn.findStream(ctx, r.topic.stream.name)
+	info, err := r.reads.conn.FindStream(ctx, r.topic.stream.name)
 	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(r.topic.stream.created) {
 		return ErrDropped
 	}
@@ -256,7 +257,7 @@ func (r *rangeRead) readOn(ctx context.Context, yield func(*event.Event, error) 
 	if len(r.opts.Headers) == 0 && r.opts.Limit > 0 {
 		batch = min(batch, r.left)
 	}
-	err := r.reads.readWindows(ctx, r.topic.stream.name, &r.next, r.last, subjects, batch, func(window []*storedMsg) error {
+	err := r.reads.readWindows(ctx, r.topic.stream.name, &r.next, r.last, subjects, batch, func(window []*conn.StoredMsg) error {
 		whole, err := r.whole(ctx, subjects, window)
 		if err != nil {
 			return err
@@ -274,16 +275,16 @@ func (r *rangeRead) readOn(ctx context.Context, yield func(*event.Event, error) 
 
 // whole returns how many messages come before the first gap that the stream's bounds may have torn.
 // Other gaps are none: what was deleted on its own lies behind the stream's first message.
-func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*storedMsg) (int, error) {
+func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*conn.StoredMsg) (int, error) {
 	if subjects != nil {
 		return len(window), nil
 	}
 	first, known := uint64(0), false
 	for i, next := 0, r.next; i < len(window); i++ {
 		m := window[i]
-		if m.seq > next && !r.loose {
+		if m.Seq > next && !r.loose {
 			if !known {
-				info, err := r.reads.conn.findStream(ctx, r.topic.stream.name)
+				info, err := r.reads.conn.FindStream(ctx, r.topic.stream.name)
 				if err != nil {
 					return 0, err
 				}
@@ -293,18 +294,18 @@ func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*stor
 				return i, nil
 			}
 		}
-		next, r.loose = m.seq+1, false
+		next, r.loose = m.Seq+1, false
 	}
 	return len(window), nil
 }
 
 // give returns messages that belong to the range and have its headers to the caller.
-func (r *rangeRead) give(window []*storedMsg, yield func(*event.Event, error) bool) error {
+func (r *rangeRead) give(window []*conn.StoredMsg, yield func(*event.Event, error) bool) error {
 	for _, m := range window {
-		if m.seq > r.last {
+		if m.Seq > r.last {
 			return errRangeEnded
 		}
-		r.next = m.seq + 1
+		r.next = m.Seq + 1
 		if e := r.topic.event(m); hasHeaders(e, r.opts.Headers) {
 			if !yield(e, nil) {
 				return errRangeEnded
@@ -313,7 +314,7 @@ func (r *rangeRead) give(window []*storedMsg, yield func(*event.Event, error) bo
 				return errRangeEnded
 			}
 		}
-		if m.seq == r.last {
+		if m.Seq == r.last {
 			return errRangeEnded
 		}
 	}

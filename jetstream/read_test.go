@@ -291,7 +291,7 @@ func TestReadSaysWhatWasDropped(t *testing.T) {
 // purge removes the events of a topic before a sequence.
 func purge(tb testing.TB, b *Bus, topic string, before uint64) {
 	tb.Helper()
-	s, err := b.conn.js.Stream(tb.Context(), objectName(topic))
+	s, err := b.conn.JS.Stream(tb.Context(), objectName(topic))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -307,7 +307,7 @@ func TestReadIsOvertaken(t *testing.T) {
 	b := open(t, Config{})
 	const n = 5_000
 	fillTopic(t, b, "overtaken", 1, n)
-	s, err := b.conn.js.Stream(t.Context(), objectName("overtaken"))
+	s, err := b.conn.JS.Stream(t.Context(), objectName("overtaken"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func TestReadLeavesNothingBehind(t *testing.T) {
 	b := open(t, Config{})
 	fillTopic(t, b, "clean", 1, 2_000)
 	consumers := func() (names []string) {
-		s, err := b.conn.js.Stream(t.Context(), objectName("clean"))
+		s, err := b.conn.JS.Stream(t.Context(), objectName("clean"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -402,7 +402,7 @@ func TestReadGoesOn(t *testing.T) {
 		}
 		got = append(got, string(e.Payload))
 		if len(got)%1_500 == 0 {
-			s, err := b.conn.js.Stream(t.Context(), objectName("on"))
+			s, err := b.conn.JS.Stream(t.Context(), objectName("on"))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -207,7 +207,7 @@ func (r *readback) stepDowns(ctx context.Context, streams ...string) {
 	every := max(r.tries/10, 100)
 	for i := 1; ; i++ {
 		for r.next.Load() < int64(i*every) {
-			if r.hubs[0].conn.pause(ctx, 10*time.Millisecond) != nil {
+			if r.hubs[0].conn.Pause(ctx, 10*time.Millisecond) != nil {
 				return
 			}
 		}
@@ -329,7 +329,7 @@ func (r *readback) insist(ctx context.Context, f func(context.Context) error) er
 			return err
 		}
 		r.again.Add(1)
-		if err := r.hubs[0].conn.pause(ctx, 5*time.Millisecond); err != nil {
+		if err := r.hubs[0].conn.Pause(ctx, 5*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -404,7 +404,7 @@ func (r *readback) lag(ctx context.Context, l *lags, w written, read func(contex
 		if took > slow {
 			return fmt.Errorf("after %v: %w", took, w.shows(e))
 		}
-		if err := r.hubs[0].conn.pause(ctx, 100*time.Microsecond); err != nil {
+		if err := r.hubs[0].conn.Pause(ctx, 100*time.Microsecond); err != nil {
 			return err
 		}
 		// A key that was removed meanwhile is never seen.
@@ -438,7 +438,7 @@ func (r *readback) watched(t *testing.T, ctx context.Context) { //nolint:revive 
 		if missing == "" {
 			break
 		}
-		if time.Now().After(deadline) || r.hubs[0].conn.pause(ctx, 10*time.Millisecond) != nil {
+		if time.Now().After(deadline) || r.hubs[0].conn.Pause(ctx, 10*time.Millisecond) != nil {
 			t.Errorf("the watch did not bring %s", missing)
 			return
 		}

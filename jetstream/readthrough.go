@@ -7,9 +7,10 @@ import (
 	"slices"
 	"time"
 
-	"eventhub/jetstream/event"
-
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // readAgain bounds how often a read that does not come forward begins again.
@@ -17,8 +18,8 @@ const readAgain = 5
 
 // readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment
 // of the call. What is cut off goes on where it was.
-func (c *core) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*storedMsg) error) error {
-	info, err := c.conn.findStream(ctx, stream)
+func (c *core) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
+	info, err := c.conn.FindStream(ctx, stream)
 	if err != nil {
 		return err
 	}
@@ -26,15 +27,15 @@ func (c *core) readThrough(ctx context.Context, stream string, from uint64, head
 }
 
 // readTo is readThrough to a given end.
-func (c *core) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) error {
+func (c *core) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
 	for failed := 0; from <= end; {
 		next, err := c.readOn(ctx, stream, from, end, headersOnly, f)
 		if err == nil && next <= end {
 			next, err = c.readRest(ctx, stream, next, end, f)
 		}
 		if err == nil && next <= end { // a replica has no more: what does the leader say?
-			var left *storedMsg
-			if left, err = c.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.seq <= end {
+			var left *conn.StoredMsg
+			if left, err = c.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.Seq <= end {
 				err = errBehind
 			}
 		}
@@ -54,7 +55,7 @@ func (c *core) readTo(ctx context.Context, stream string, from, end uint64, head
 		if from = next; failed == readAgain {
 			return err
 		}
-		if err := c.conn.pause(ctx, 100*time.Millisecond); err != nil {
+		if err := c.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -64,40 +65,40 @@ func (c *core) readTo(ctx context.Context, stream string, from, end uint64, head
 // readRest reads by direct gets from a sequence on, until a replica has no more or is beyond end.
 // It returns the sequence to go on with. Unlike a consumer's count of what is pending, the end of a
 // direct get is exact.
-func (c *core) readRest(ctx context.Context, stream string, from, end uint64, f func(*storedMsg) error) (next uint64, err error) {
+func (c *core) readRest(ctx context.Context, stream string, from, end uint64, f func(*conn.StoredMsg) error) (next uint64, err error) {
 	for more := true; more && from <= end; {
-		var got directEnd
-		if from, got, err = c.readBatch(ctx, stream, directQuery{Seq: from}, end, f); err != nil {
+		var got conn.DirectEnd
+		if from, got, err = c.readBatch(ctx, stream, conn.DirectQuery{Seq: from}, end, f); err != nil {
 			break
 		}
-		more = got.pending > 0
+		more = got.Pending > 0
 	}
 	return from, err
 }
 
 // readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond
 // all that the replica had, if it had any of them.
-func (c *core) readBatch(ctx context.Context, stream string, q directQuery, end uint64, f func(*storedMsg) error) (next uint64, got directEnd, err error) {
+func (c *core) readBatch(ctx context.Context, stream string, q conn.DirectQuery, end uint64, f func(*conn.StoredMsg) error) (next uint64, got conn.DirectEnd, err error) {
 	if next = q.Seq; q.MultiLast == nil && q.Batch == 0 {
-		q.Batch = maxDirect
+		q.Batch = conn.MaxDirect
 	}
-	got, err = c.conn.direct(ctx, stream, &q, func(m *storedMsg, _ uint64) error {
-		if m.seq > end {
+	got, err = c.conn.Direct(ctx, stream, &q, func(m *conn.StoredMsg, _ uint64) error {
+		if m.Seq > end {
 			return errStopWalk
 		}
 		if err := f(m); err != nil {
 			return &stopError{err}
 		}
-		next = m.seq + 1
+		next = m.Seq + 1
 		return nil
 	})
 	switch {
 	case errors.Is(err, errStopWalk):
-		return end + 1, directEnd{}, nil
-	case err == nil && got.pending == 0:
-		next = max(next, got.upTo+1)
+		return end + 1, conn.DirectEnd{}, nil
+	case err == nil && got.Pending == 0:
+		next = max(next, got.UpTo+1)
 	}
-	return max(next, got.last+1), got, err // last: that of a message that cannot be read
+	return max(next, got.Last+1), got, err // last: that of a message that cannot be read
 }
 
 // stopError is an error of a reader's own function.
@@ -109,18 +110,18 @@ func (e *stopError) Error() string { return e.err.Error() }
 // end when nothing is left up to there. It is not when the server's count said that nothing is
 // left: that takes off what is replaced at once, and adds what replaces it a little later, so it
 // may be too low for a moment.
-func (c *core) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*storedMsg) error) (uint64, error) {
-	r, pending, err := c.conn.openFeed(ctx, stream, natsjs.ConsumerConfig{
+func (c *core) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) (uint64, error) {
+	r, pending, err := c.conn.OpenFeed(ctx, stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: headersOnly,
 	})
 	if err != nil {
 		return from, err
 	}
-	defer r.close(ctx)
+	defer r.Close(ctx)
 	for pending > 0 && from <= end {
-		m, left, err := r.next(ctx, feedHeartbeat)
-		if errors.Is(err, errIdle) {
-			if pending, err = r.pending(ctx); err != nil {
+		m, left, err := r.Next(ctx, conn.FeedHeartbeat)
+		if errors.Is(err, conn.ErrIdle) {
+			if pending, err = r.Pending(ctx); err != nil {
 				return from, err
 			}
 			continue // what was counted may have been removed meanwhile
@@ -128,13 +129,13 @@ func (c *core) readOn(ctx context.Context, stream string, from, end uint64, head
 		if err != nil {
 			return from, err
 		}
-		if m.seq > end {
+		if m.Seq > end {
 			return end + 1, nil
 		}
 		if err := f(m); err != nil {
 			return from, &stopError{err}
 		}
-		from, pending = m.seq+1, left
+		from, pending = m.Seq+1, left
 	}
 	return from, nil
 }
@@ -143,12 +144,12 @@ func (c *core) readOn(ctx context.Context, stream string, from, end uint64, head
 // passing failure: a reader's own error, one that a client may be told, or one of final. reached
 // says how far it came.
 func (c *core) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
-	if c.conn.closing() {
+	if c.conn.Closing() {
 		return event.ErrClosed
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.conn.ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
+	defer context.AfterFunc(c.conn.Ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
 	const first, longest = 50 * time.Millisecond, 2 * time.Second
 	for wait := first; ; {
 		came := reached()
@@ -160,7 +161,7 @@ func (c *core) keepReading(ctx context.Context, topic string, follow func(contex
 			return own.err
 		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
 			return err
-		case c.conn.ctx.Err() != nil:
+		case c.conn.Ctx.Err() != nil:
 			return event.ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -171,6 +172,6 @@ func (c *core) keepReading(ctx context.Context, topic string, follow func(contex
 			wait = first
 		}
 		c.often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
-		_ = c.conn.pause(ctx, wait) // why it ended is looked at above
+		_ = c.conn.Pause(ctx, wait) // why it ended is looked at above
 	}
 }

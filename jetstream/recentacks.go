@@ -65,7 +65,7 @@ func (a *recentAcks) takeDoubted() []string {
 // noteAck keeps the acknowledgement of d, which was sent. In a cluster only: a single server has no
 // other leader.
 func (d *Delivery) noteAck() {
-	if !d.m.sub.link.clustered() {
+	if !d.m.sub.link.Clustered() {
 		return
 	}
 	p, b := d.path(), d.group.bus
@@ -98,7 +98,7 @@ func (p *path) doubtful() bool {
 // doubtAcks has the recent acknowledgements sent again as soon as the consumer answers: its leader
 // has changed, or it has none.
 func (g *group) doubtAcks() {
-	now := g.bus.clock.now()
+	now := g.bus.clock.Now()
 	for i := range g.paths {
 		p := &g.paths[i]
 		p.change(func(kept []settlement) []settlement {

@@ -99,7 +99,7 @@ func ackDuringChangesOfLeader(t *testing.T, b *Bus, topic string) (again, events
 	for range *acksChanges {
 		<-time.After(every)
 		// The answer may be that there is no leader to step down yet, or none may come.
-		_, _ = b.conn.js.Conn().Request("$JS.API.CONSUMER.LEADER.STEPDOWN."+topic+".g", nil, time.Second)
+		_, _ = b.conn.JS.Conn().Request("$JS.API.CONSUMER.LEADER.STEPDOWN."+topic+".g", nil, time.Second)
 	}
 	close(stop)
 	flow.Wait()
@@ -110,7 +110,7 @@ func ackDuringChangesOfLeader(t *testing.T, b *Bus, topic string) (again, events
 		if time.Now().After(deadline) {
 			t.Fatalf("%d events were acknowledged, %d published; not settled after %v: %+v", counted(), published.Load(), slow, left)
 		}
-		if c, err := b.conn.js.Consumer(t.Context(), topic, "g"); err == nil {
+		if c, err := b.conn.JS.Consumer(t.Context(), topic, "g"); err == nil {
 			left = c.CachedInfo()
 		}
 	}
@@ -183,7 +183,7 @@ func TestAcksForAConsumerThatIsGone(t *testing.T) {
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.conn.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	g.paths[0].mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // Rates of redrives and discards, in letters a second.
@@ -303,12 +304,12 @@ func (r *redrive) stream(ctx context.Context, s *letterStream) error {
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.letters.conn.ctx.Done():
+		case <-r.letters.conn.Ctx.Done():
 			return event.ErrClosed
 		}
 	}
 	// While the rate lets the reader wait for long, the server forgets it, and it begins again.
-	err := r.letters.eachLetter(ctx, s, 1, &r.filter, func(l *Letter, _ *storedMsg) error {
+	err := r.letters.eachLetter(ctx, s, 1, &r.filter, func(l *Letter, _ *conn.StoredMsg) error {
 		if !r.filter.selects(l) {
 			if time.Since(told) < tellEvery {
 				return nil
@@ -338,8 +339,8 @@ func (r *redrive) tell() error {
 
 // current reads a letter at the leader of its stream. It returns nil when the letter is gone.
 func (r *redrive) current(ctx context.Context, l *Letter) (*Letter, error) {
-	m, err := r.letters.conn.getMsg(ctx, l.Stream, map[string]any{"seq": l.Sequence})
-	if errors.Is(err, event.ErrNotFound) || err == nil && m.time.UnixNano() != l.StoredAt {
+	m, err := r.letters.conn.GetMsg(ctx, l.Stream, map[string]any{"seq": l.Sequence})
+	if errors.Is(err, event.ErrNotFound) || err == nil && m.Time.UnixNano() != l.StoredAt {
 		return nil, nil //nolint:nilnil // it is gone
 	}
 	if err != nil {
@@ -398,14 +399,14 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 		if err != nil {
 			return nil, "", err
 		}
-		m, err := r.letters.conn.getMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
-		if errors.Is(err, event.ErrNotFound) || err == nil && (subjectTopic(m.subject) != l.Topic || m.time.UnixNano() != l.Event.StoredAt) {
+		m, err := r.letters.conn.GetMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
+		if errors.Is(err, event.ErrNotFound) || err == nil && (subjectTopic(m.Subject) != l.Topic || m.Time.UnixNano() != l.Event.StoredAt) {
 			return nil, lost, nil
 		}
 		if err != nil {
 			return nil, "", r.letters.unavailable(err)
 		}
-		out.event.Payload = m.data
+		out.event.Payload = m.Data
 	}
 	out.size = len(out.event.Payload) + deadOverhead
 	if r.opts.Client != "" && !r.charged[out.ref] {

@@ -306,7 +306,7 @@ func TestALetterWithoutPayload(t *testing.T) {
 	if !letters[0].Bare {
 		t.Fatalf("letter: %+v", letters[0].Reason)
 	}
-	s, err := b.conn.js.Stream(t.Context(), "large")
+	s, err := b.conn.JS.Stream(t.Context(), "large")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // headerExpectSeq has a stream refuse a message unless its last one has that sequence.
@@ -38,7 +39,7 @@ func (r *redrive) toGroups(ctx context.Context, batch []*Letter) error {
 			return err
 		}
 		if len(left) > 0 {
-			if err := r.letters.conn.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
+			if err := r.letters.conn.Pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
 				return err
 			}
 		}
@@ -123,7 +124,7 @@ func (r *redrive) look(ctx context.Context, batch []*Letter) (out []*putting, la
 
 // copied reports whether a queue has the copy of a letter.
 func (r *redrive) copied(ctx context.Context, queue string, l *Letter) (bool, error) {
-	_, err := r.letters.conn.lastBySubject(ctx, putBackStream, queueSubject(queue)+l.ref().token())
+	_, err := r.letters.conn.LastBySubject(ctx, putBackStream, queueSubject(queue)+l.ref().token())
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
@@ -145,7 +146,7 @@ type putting struct {
 // send publishes copies that expect to follow each other behind the given sequence.
 func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 	d := r.letters
-	l := d.conn.link()
+	l := d.conn.Link()
 	type answer struct {
 		i   int
 		err error
@@ -160,15 +161,15 @@ func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 		h[headerExpectSubSeq] = []string{"0"}
 		h[headerExpectSeq] = []string{strconv.FormatUint(last, 10)}
 		last++
-		p.err = errNoReply
+		p.err = conn.ErrNoReply
 		msg := &nats.Msg{Subject: queueSubject(p.queue) + p.listed.ref().token(), Header: h, Data: p.letter.event.Payload}
-		err := l.ask(msg, d.clock.now(), askerFunc(func(reply *nats.Msg, err error) {
+		err := l.Ask(msg, d.clock.Now(), conn.AskerFunc(func(reply *nats.Msg, err error) {
 			switch {
 			case err != nil:
-			case noResponders(reply):
+			case conn.NoResponders(reply):
 				err = nats.ErrNoResponders
 			default:
-				_, err = parsePubAck(reply.Data, putBackStream)
+				_, err = conn.ParsePubAck(reply.Data, putBackStream)
 			}
 			answers <- answer{i, err}
 		}))
@@ -244,7 +245,7 @@ func firstError(errs []error) error {
 
 // tooLarge reports that a stream refused a message for its size.
 func tooLarge(err error) bool {
-	refused, ok := errors.AsType[*apiError](err)
+	refused, ok := errors.AsType[*conn.APIError](err)
 	return ok && refused.ErrCode == errCodeTooLarge || errors.Is(err, nats.ErrMaxPayload)
 }
 

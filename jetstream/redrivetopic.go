@@ -77,7 +77,7 @@ func (r *redrive) publish(ctx context.Context, l *letter) (why string, err error
 			return "", err
 		}
 		// the id makes it safe to repeat
-		if err := r.letters.conn.pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
+		if err := r.letters.conn.Pause(ctx, min(50*time.Millisecond<<try, time.Second)); err != nil {
 			return "", err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // Bounds of a repair.
@@ -87,14 +88,14 @@ type repair struct {
 }
 
 func (r *repair) run(ctx context.Context) error {
-	source, err := r.admin.conn.findStream(ctx, r.topic.stream.name)
+	source, err := r.admin.conn.FindStream(ctx, r.topic.stream.name)
 	if err != nil {
 		return err
 	}
 	if err := r.admin.streams.ensureBucket(ctx, r.topic, &source.Config); err != nil {
 		return err
 	}
-	info, err := r.admin.conn.findStream(ctx, r.topic.bucket.stream)
+	info, err := r.admin.conn.FindStream(ctx, r.topic.bucket.stream)
 	if err != nil {
 		return err
 	}
@@ -130,7 +131,7 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 	if _, named := info.Config.Metadata[bucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
 		return nil
 	}
-	err := r.admin.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *storedMsg) error {
+	err := r.admin.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *conn.StoredMsg) error {
 		if _, ours := r.topic.entryOrigin(m); ours {
 			return errStopWalk
 		}
@@ -149,7 +150,7 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) error {
 	cfg := r.cfg
 	cfg.Sources = append([]*natsjs.StreamSource{r.topic.bucket.source(r.topic.name, r.topic.stream.name)}, beside...)
-	if _, err := r.admin.conn.js.UpdateStream(ctx, cfg); err != nil {
+	if _, err := r.admin.conn.JS.UpdateStream(ctx, cfg); err != nil {
 		return fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, r.topic.name, err)
 	}
 	return nil
@@ -159,7 +160,7 @@ func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) erro
 // takes long the repair goes on, for what the source brings later replaces them too.
 func (r *repair) awaitSource(ctx context.Context) error {
 	return r.poll(ctx, func() (bool, error) {
-		info, err := r.admin.conn.findStream(ctx, r.topic.bucket.stream)
+		info, err := r.admin.conn.FindStream(ctx, r.topic.bucket.stream)
 		if err != nil {
 			return false, err
 		}
@@ -179,7 +180,7 @@ func (r *repair) poll(ctx context.Context, f func() (bool, error)) error {
 		if done, err := f(); done || err != nil {
 			return err
 		}
-		if err := r.admin.conn.pause(ctx, 50*time.Millisecond); err != nil {
+		if err := r.admin.conn.Pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -197,15 +198,15 @@ type foreignKey struct {
 // foreign finds and replaces what native clients wrote.
 func (r *repair) foreign(ctx context.Context) error {
 	var found []*foreignKey
-	err := r.admin.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *storedMsg) error {
-		token, inside := strings.CutPrefix(m.subject, r.topic.bucket.prefix)
+	err := r.admin.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *conn.StoredMsg) error {
+		token, inside := strings.CutPrefix(m.Subject, r.topic.bucket.prefix)
 		if _, ours := r.topic.entryOrigin(m); ours || !inside {
 			return nil
 		}
 		if r.report.ForeignTotal++; len(found) == maxForeign {
 			return nil
 		}
-		k := &foreignKey{subject: m.subject, entry: &ForeignEntry{Key: tokenKey(token), Sequence: m.seq, StoredAt: m.time.UnixNano(), Outcome: ForeignKept}}
+		k := &foreignKey{subject: m.Subject, entry: &ForeignEntry{Key: tokenKey(token), Sequence: m.Seq, StoredAt: m.Time.UnixNano(), Outcome: ForeignKept}}
 		if !strings.Contains(token, ".") {
 			k.event = "keyed." + token + "." + r.topic.name
 		}
@@ -241,9 +242,9 @@ func (r *repair) foreign(ctx context.Context) error {
 // the caller wants it.
 func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if k.event != "" {
-		m, err := r.admin.conn.lastBySubject(ctx, r.topic.stream.name, k.event)
+		m, err := r.admin.conn.LastBySubject(ctx, r.topic.stream.name, k.event)
 		if err == nil {
-			k.seq = m.seq
+			k.seq = m.Seq
 			return nil
 		}
 		if !errors.Is(err, event.ErrNotFound) {
@@ -253,7 +254,7 @@ func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if !r.opts.RemoveForeign {
 		return nil
 	}
-	handle, err := r.admin.conn.js.Stream(ctx, r.topic.bucket.stream)
+	handle, err := r.admin.conn.JS.Stream(ctx, r.topic.bucket.stream)
 	if err != nil {
 		return err
 	}
@@ -280,7 +281,7 @@ func (r *repair) restore(ctx context.Context, keys []*foreignKey) error {
 	}
 	came := r.awaitKeys(ctx, keys, false)
 	// Whatever happened, the sources go: they would bring each later event twice.
-	off, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	off, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
 	if err := r.update(off, nil); err != nil {
 		return err
@@ -317,15 +318,15 @@ func (r *repair) awaitKeys(ctx context.Context, keys []*foreignKey, newest bool)
 func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, error) {
 	var newestSeq uint64
 	if newest {
-		m, err := r.admin.conn.lastBySubject(ctx, r.topic.stream.name, k.event)
+		m, err := r.admin.conn.LastBySubject(ctx, r.topic.stream.name, k.event)
 		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return false, err
 		}
 		if err == nil {
-			newestSeq = m.seq
+			newestSeq = m.Seq
 		}
 	}
-	m, err := r.admin.conn.lastBySubject(ctx, r.topic.bucket.stream, k.subject)
+	m, err := r.admin.conn.LastBySubject(ctx, r.topic.bucket.stream, k.subject)
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}

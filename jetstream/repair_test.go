@@ -152,7 +152,7 @@ func TestRepairMakesABucketThatIsGone(t *testing.T) {
 	for i := range 10 {
 		set(t, b, "state.a", strconv.Itoa(i), strconv.Itoa(i))
 	}
-	if err := b.conn.js.DeleteStream(t.Context(), "KV_latest_state_a"); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), "KV_latest_state_a"); err != nil {
 		t.Fatal(err)
 	}
 	// Reads still answer from what the topic holds.

@@ -9,6 +9,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // replicasWait is how long SetReplicas waits until the copies of a stream have all that it has.
@@ -57,7 +58,7 @@ func ofProgram(info *natsjs.StreamInfo) bool {
 // copies are complete. Clients publish and consume meanwhile.
 func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	b := n.bus
-	handle, err := b.conn.js.Stream(ctx, c.Stream)
+	handle, err := b.conn.JS.Stream(ctx, c.Stream)
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", c.Stream, err)
 	}
@@ -66,17 +67,17 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 	update := func(ctx context.Context) (natsjs.Stream, error) {
 		return b.admin.changeStream(ctx, c.Stream, func(cfg *natsjs.StreamConfig) { cfg.Replicas = c.Want })
 	}
-	if _, err := whenUp(ctx, b.conn, func() (natsjs.Stream, error) { return again(ctx, update) }); err != nil {
+	if _, err := conn.WhenUp(ctx, b.conn, func() (natsjs.Stream, error) { return conn.Again(ctx, update) }); err != nil {
 		return fmt.Errorf("stream %s: %w; check that the cluster has %d servers with JetStream", c.Stream, err, c.Want)
 	}
 	ctx, cancel := context.WithTimeout(ctx, replicasWait)
 	defer cancel()
 	for {
-		info, err := b.conn.findStream(ctx, c.Stream)
+		info, err := b.conn.FindStream(ctx, c.Stream)
 		if err == nil && complete(info, c.Want) && b.admin.followed(ctx, handle, c.Want) {
 			return nil
 		}
-		if waited := b.conn.pause(ctx, positionPause); waited != nil {
+		if waited := b.conn.Pause(ctx, positionPause); waited != nil {
 			return fmt.Errorf("stream %s: its copies are not complete yet: %w", c.Stream, waited)
 		}
 	}
@@ -85,13 +86,13 @@ func (n NATS) SetReplicas(ctx context.Context, c ReplicaChange) error {
 // changeStream changes the present settings of a stream once: a change that is repeated keeps what
 // others have changed meanwhile.
 func (a *admin) changeStream(ctx context.Context, name string, set func(*natsjs.StreamConfig)) (natsjs.Stream, error) {
-	info, err := a.conn.findStream(ctx, name)
+	info, err := a.conn.FindStream(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	cfg := info.Config
 	set(&cfg)
-	return a.conn.js.UpdateStream(ctx, cfg)
+	return a.conn.JS.UpdateStream(ctx, cfg)
 }
 
 // complete reports whether a stream has so many copies, and each is up to date.

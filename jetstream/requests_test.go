@@ -186,8 +186,8 @@ func (w *wire) await(begin string) {
 // flush waits until all was passed on that a bus has said.
 func flush(tb testing.TB, b *Bus) {
 	tb.Helper()
-	for _, l := range b.conn.links {
-		if err := l.nc.Flush(); err != nil {
+	for _, l := range b.conn.Links {
+		if err := l.NC.Flush(); err != nil {
 			tb.Fatal(err)
 		}
 	}

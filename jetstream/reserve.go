@@ -126,7 +126,7 @@ func (s *streams) reserveTopic(name, client string) error {
 // returns an error for a stream that is not the bus's.
 func (s *streams) seemsToExist(ctx context.Context, topic string) (bool, error) {
 	s.reserved.mu.Lock()
-	mute := s.clock.now() < s.reserved.mute
+	mute := s.clock.Now() < s.reserved.mute
 	s.reserved.mu.Unlock()
 	if mute {
 		return false, nil
@@ -139,7 +139,7 @@ func (s *streams) seemsToExist(ctx context.Context, topic string) (bool, error) 
 	}
 	if err != nil && !errors.Is(err, event.ErrNotFound) {
 		s.reserved.mu.Lock()
-		s.reserved.mute = s.clock.now() + int64(reserveMute)
+		s.reserved.mute = s.clock.Now() + int64(reserveMute)
 		s.reserved.mu.Unlock()
 	}
 	return err == nil, nil

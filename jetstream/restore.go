@@ -227,7 +227,7 @@ func (s *Store) restore(ctx context.Context, opts RestoreOptions, names []string
 		}
 	}
 	if s.backups.cfg.Server == nil { // an embedded server does so when it starts
-		if err := endOldLeases(ctx, s.backups.conn.js); err != nil {
+		if err := endOldLeases(ctx, s.backups.conn.JS); err != nil {
 			return fmt.Errorf("give back the events that members held: %w", err)
 		}
 	}
@@ -270,14 +270,14 @@ func (s *Store) compare(ctx context.Context, at *backedUp) error {
 		if fault == nil {
 			return nil
 		}
-		if err := s.backups.conn.pause(ctx, positionPause); err != nil {
+		if err := s.backups.conn.Pause(ctx, positionPause); err != nil {
 			return fmt.Errorf("it is not what was backed up: %w", fault)
 		}
 	}
 }
 
 func (s *Store) differs(ctx context.Context, at *backedUp) error {
-	handle, err := s.backups.conn.js.Stream(ctx, at.Name)
+	handle, err := s.backups.conn.JS.Stream(ctx, at.Name)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -57,7 +58,7 @@ func (r *returns) add(b *Bus, back returned, lost bool) {
 	}
 	if !r.busy {
 		r.busy = true
-		b.conn.apart(func() { r.run(b) })
+		b.conn.Apart(func() { r.run(b) })
 	}
 }
 
@@ -107,15 +108,15 @@ func (r *returns) send(b *Bus, back returned) {
 		for _, d := range ds {
 			d.sendInTime(nakNow)
 		}
-		ctx, cancel := context.WithTimeout(b.conn.ctx, noteWait)
+		ctx, cancel := context.WithTimeout(b.conn.Ctx, noteWait)
 		// An error is no answer in time; then others need not wait for longer.
-		_, _ = back.s.link.request(ctx, back.g.keepAliveSubject(), progress)
+		_, _ = back.s.link.Request(ctx, back.g.keepAliveSubject(), progress)
 		cancel()
 		back.left(len(ds))
 		if pause != nil {
 			select {
 			case <-pause:
-			case <-b.conn.ctx.Done():
+			case <-b.conn.Ctx.Done():
 			}
 		}
 	}
@@ -143,12 +144,12 @@ func (s *Subscription) giveBackMany(g *group, ds []*Delivery) {
 	h := s.opts.Holder
 	h.count(len(ds))
 	for range ds {
-		s.returning.tryAcquire(maxReturning)
+		s.returning.TryAcquire(maxReturning)
 	}
 	h.queue(b).add(b, returned{s, g, ds, func(n int) {
 		h.count(-n)
 		for range n {
-			s.returning.release()
+			s.returning.Release()
 		}
 	}}, false)
 }
@@ -169,7 +170,7 @@ func (g *group) sparedSubject() string {
 // not answer and the events are still the hub's, they wait.
 func (r *records) noteMany(back returned) {
 	var err error
-	for began := r.clock.now(); ; {
+	for began := r.clock.Now(); ; {
 		var left []*Delivery
 		if left, err = r.tryNoteMany(back); err == nil {
 			for _, d := range left {
@@ -182,7 +183,7 @@ func (r *records) noteMany(back returned) {
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
-		case <-r.conn.ctx.Done():
+		case <-r.conn.Ctx.Done():
 			return
 		}
 	}
@@ -195,15 +196,15 @@ func (r *records) noteMany(back returned) {
 // tryNoteMany adds the events to the entry about many, unless another hub does so at this moment.
 // It returns those for which the entry has no room.
 func (r *records) tryNoteMany(back returned) (left []*Delivery, err error) {
-	ctx, cancel := context.WithTimeout(r.conn.ctx, noteWait)
+	ctx, cancel := context.WithTimeout(r.conn.Ctx, noteWait)
 	defer cancel()
 	g, l := back.g, back.s.link
 	subject := g.sparedSubject()
-	reply, err := l.request(ctx, r.conn.api+"STREAM.MSG.GET.KV_"+attemptsBucket, []byte(`{"last_by_subj":"`+subject+`"}`))
+	reply, err := l.Request(ctx, r.conn.API+"STREAM.MSG.GET.KV_"+attemptsBucket, []byte(`{"last_by_subj":"`+subject+`"}`))
 	if err != nil {
 		return nil, err
 	}
-	stored, err := parseStored(reply)
+	stored, err := conn.ParseStored(reply)
 	var runs native.SparedRuns
 	revision := uint64(0)
 	switch {
@@ -211,8 +212,8 @@ func (r *records) tryNoteMany(back returned) (left []*Delivery, err error) {
 	case err != nil:
 		return nil, err
 	default:
-		revision = stored.seq
-		_ = json.Unmarshal(stored.data, &runs) // what cannot be read says nothing
+		revision = stored.Seq
+		_ = json.Unmarshal(stored.Data, &runs) // what cannot be read says nothing
 	}
 	g.mu.Lock()
 	floor := g.track.floor
@@ -222,14 +223,14 @@ func (r *records) tryNoteMany(back returned) (left []*Delivery, err error) {
 	if err != nil {
 		panic(err) // there are only numbers
 	}
-	reply, err = l.requestMsg(ctx, &nats.Msg{Subject: subject, Data: value, Header: nats.Header{headerExpectSubSeq: {strconv.FormatUint(revision, 10)}}})
+	reply, err = l.RequestMsg(ctx, &nats.Msg{Subject: subject, Data: value, Header: nats.Header{headerExpectSubSeq: {strconv.FormatUint(revision, 10)}}})
 	if err != nil {
 		return nil, err
 	}
-	if noResponders(reply) {
+	if conn.NoResponders(reply) {
 		return nil, nats.ErrNoResponders
 	}
-	if _, err := parsePubAck(reply.Data, "KV_"+attemptsBucket); keyChanged(err) {
+	if _, err := conn.ParsePubAck(reply.Data, "KV_"+attemptsBucket); keyChanged(err) {
 		return nil, err
 	} else if err != nil { // asking again would not help: the deliveries count as attempts
 		r.obs.LimitReached("attempts_bucket")
@@ -287,7 +288,7 @@ type sparedLook struct {
 
 // readSpared reads the entry about many events of the group, as it is now or later, and calls then.
 // It does not block.
-func (g *group) readSpared(l *link, then func(native.SparedRuns, error)) {
+func (g *group) readSpared(l *conn.Link, then func(native.SparedRuns, error)) {
 	g.mu.Lock()
 	g.looking.waiting = append(g.looking.waiting, then)
 	first := !g.looking.busy
@@ -298,7 +299,7 @@ func (g *group) readSpared(l *link, then func(native.SparedRuns, error)) {
 	}
 }
 
-func (g *group) lookForSpared(l *link) {
+func (g *group) lookForSpared(l *conn.Link) {
 	g.mu.Lock()
 	waiting := g.looking.waiting
 	g.looking.waiting, g.looking.busy = nil, len(waiting) > 0

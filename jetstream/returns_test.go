@@ -96,7 +96,7 @@ func TestGivingBackManyTakesOneNote(t *testing.T) {
 	publish(t, a, "many", numbers(events)...)
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events}
 	notes := func() uint64 {
-		s, err := a.conn.js.Stream(t.Context(), "KV_"+attemptsBucket)
+		s, err := a.conn.JS.Stream(t.Context(), "KV_"+attemptsBucket)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,11 +227,11 @@ func TestOwnWorkIsNoStall(t *testing.T) {
 		d := k.next()
 		done := make(chan struct{})
 		b.soon.add(func() {
-			<-time.After(2 * time.Duration(b.clock.limit))
+			<-time.After(2 * time.Duration(b.clock.Limit))
 			close(done)
 		})
 		<-done
-		<-time.After(time.Duration(b.clock.limit) / 2) // the stall watch looks
+		<-time.After(time.Duration(b.clock.Limit) / 2) // the stall watch looks
 		if err := d.Ack(); err != nil {
 			return errors.New("the lease was given up")
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // revokedBucket is the KV bucket that holds the revoked tokens of all hubs.
@@ -41,10 +43,10 @@ func (r Revocations) Put(ctx context.Context, key string, value []byte, life tim
 	if _, err := r.bucket().open(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	msg := &nats.Msg{Subject: r.bucket().subject(key), Data: value}
-	_, err := r.core.conn.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().stream()), natsjs.WithMsgTTL(max(life, time.Second).Round(time.Second)))
+	_, err := r.core.conn.JS.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().stream()), natsjs.WithMsgTTL(max(life, time.Second).Round(time.Second)))
 	if api, ok := errors.AsType[*natsjs.APIError](err); ok && strings.Contains(api.Description, "maximum messages exceeded") {
 		return ErrRevocationsFull
 	}

@@ -97,7 +97,7 @@ func TestRevocationsReachAllHubs(t *testing.T) {
 	has("jti.c", "2")
 	reaches(one, "jti.d")
 
-	kv, err := one.conn.js.KeyValue(t.Context(), revokedBucket)
+	kv, err := one.conn.JS.KeyValue(t.Context(), revokedBucket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestRevocationsEnd(t *testing.T) {
 	b := open(t, Config{})
 	put(t, b, "jti.kept", "1", time.Hour)
 	put(t, b, "jti.short", "1", time.Second)
-	kv, err := b.conn.js.KeyValue(t.Context(), revokedBucket)
+	kv, err := b.conn.JS.KeyValue(t.Context(), revokedBucket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestRevocationsAreBounded(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	put(t, b, "jti.0", "1", time.Hour)
-	config := b.conn.js
+	config := b.conn.JS
 	s, err := config.Stream(t.Context(), "KV_"+revokedBucket)
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestRevocationsAreBounded(t *testing.T) {
 		t.Errorf("the bucket takes %d entries", small.MaxMsgs)
 	}
 	small.MaxMsgs = 2
-	if _, err := b.conn.js.UpdateStream(t.Context(), small); err != nil {
+	if _, err := b.conn.JS.UpdateStream(t.Context(), small); err != nil {
 		t.Fatal(err)
 	}
 	put(t, b, "jti.1", "1", time.Hour)

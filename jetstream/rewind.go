@@ -33,7 +33,7 @@ func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr genera
 	tick := time.NewTicker(rewindEvery)
 	defer tick.Stop()
 	for range rewindSure {
-		stream, err := b.conn.findStream(ctx, t.stream.name)
+		stream, err := b.conn.FindStream(ctx, t.stream.name)
 		if err != nil {
 			return nil, b.unavailable(err)
 		}

@@ -19,6 +19,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -152,12 +153,12 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 		return s, nil
 	}
 	p := k.publishing
-	if k.none != 0 && p.clock.now()-k.none < int64(time.Minute) {
+	if k.none != 0 && p.clock.Now()-k.none < int64(time.Minute) {
 		return nil, errNoSchedules
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
-	info, err := p.conn.findStream(ctx, delayedStream)
+	info, err := p.conn.FindStream(ctx, delayedStream)
 	made := false
 	if errors.Is(err, event.ErrNotFound) && create {
 		info, made, err = k.create(ctx)
@@ -170,14 +171,14 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 	}
 	if !info.Config.AllowMsgSchedules {
 		if made { // by a server that ignores the setting
-			if err := p.conn.js.DeleteStream(ctx, delayedStream); err != nil {
+			if err := p.conn.JS.DeleteStream(ctx, delayedStream); err != nil {
 				p.log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", delayedStream), slog.Any("error", err))
 			}
 		}
-		k.none = p.clock.now()
+		k.none = p.clock.Now()
 		return nil, errNoSchedules
 	}
-	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, p.limits.PublishInFlight), ready: make([]atomic.Bool, len(p.conn.links)), headroom: p.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
+	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, p.limits.PublishInFlight), ready: make([]atomic.Bool, len(p.conn.Links)), headroom: p.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:
@@ -191,9 +192,9 @@ func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made b
 	if err := p.streams.awaitGone(ctx, delayedStream); err != nil {
 		return nil, false, err
 	}
-	s, err := p.conn.js.CreateStream(ctx, scheduleConfig(&p.cfg))
+	s, err := p.conn.JS.CreateStream(ctx, scheduleConfig(&p.cfg))
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-		info, err = p.conn.findStream(ctx, delayedStream)
+		info, err = p.conn.FindStream(ctx, delayedStream)
 		return info, false, err
 	}
 	if err != nil {
@@ -207,7 +208,7 @@ func (k *schedules) forget(s *stream) {
 	if k.stream.CompareAndSwap(s, nil) {
 		p := k.publishing
 		p.streams.topics.mu.Lock()
-		p.streams.topics.missing(s.name, p.clock.now())
+		p.streams.topics.missing(s.name, p.clock.Now())
 		p.streams.topics.mu.Unlock()
 	}
 }
@@ -232,7 +233,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 		return false, k.publishing.unavailable(ctx.Err())
 	}
 	if p.left <= 0 {
-		now := k.publishing.clock.now()
+		now := k.publishing.clock.Now()
 		if p.asked != 0 && p.left < 0 && now-p.asked < int64(delayedLook) {
 			return true, nil
 		}
@@ -259,7 +260,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 
 // count returns how many messages the stream has under a filter.
 func (k *schedules) count(ctx context.Context, filter string) (n int, err error) {
-	_, err = k.publishing.conn.direct(ctx, delayedStream, &directQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *storedMsg, pending uint64) error {
+	_, err = k.publishing.conn.Direct(ctx, delayedStream, &conn.DirectQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *conn.StoredMsg, pending uint64) error {
 		n = int(pending) + 1 //nolint:gosec // far fewer
 		return nil
 	})
@@ -326,7 +327,7 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 	}
 	id := opts.ID
 	if id == "" {
-		if id, err = p.link.newIDAt(at); err != nil {
+		if id, err = p.link.NewIDAt(at); err != nil {
 			release()
 			return &event.Error{Code: event.CodeInternal, Msg: "no id could be made", Err: err}
 		}
@@ -379,7 +380,7 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 	if err := validateID(id); err != nil {
 		return err
 	}
-	if publishing.conn.closing() {
+	if publishing.conn.Closing() {
 		return event.ErrClosed
 	}
 	if _, err := publishing.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
@@ -387,7 +388,7 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 	} else if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	err := publishing.schedules.cancel(ctx, delayedName(topic, id))
 	if err != nil && !errors.Is(err, event.ErrNotFound) {
@@ -401,24 +402,24 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 // hubs look for cancellations after they have received an event, and note which they have met.
 func (k *schedules) cancel(ctx context.Context, name string) error {
 	p := k.publishing
-	waits, err := p.conn.lastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
+	waits, err := p.conn.LastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
 	if err != nil {
 		return err
 	}
-	schedule := waits.header.Get(headerScheduleID)
+	schedule := waits.Header.Get(headerScheduleID)
 	mark := cancelledPrefix + schedule
 	at, err := k.mark(ctx, mark, false)
 	if err != nil {
 		return err
 	}
-	removed, err := k.remove(ctx, waits.seq)
+	removed, err := k.remove(ctx, waits.Seq)
 	if err != nil {
 		return err
 	}
-	due, err := p.conn.lastBySubject(ctx, delayedStream, duePrefix+"*."+name)
+	due, err := p.conn.LastBySubject(ctx, delayedStream, duePrefix+"*."+name)
 	switch {
-	case err == nil && due.header.Get(headerScheduleID) == schedule:
-		if due.seq < at {
+	case err == nil && due.Header.Get(headerScheduleID) == schedule:
+		if due.Seq < at {
 			return event.ErrNotFound
 		}
 		return nil // the hub that receives it drops it
@@ -428,11 +429,11 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 		return nil
 	}
 	// a hub has had it
-	met, err := p.conn.lastBySubject(ctx, delayedStream, mark)
+	met, err := p.conn.LastBySubject(ctx, delayedStream, mark)
 	if err != nil {
 		return err
 	}
-	if met.header.Get(headerDropped) == "" {
+	if met.Header.Get(headerDropped) == "" {
 		return event.ErrNotFound
 	}
 	return nil
@@ -444,7 +445,7 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 	if dropped {
 		h[headerDropped] = []string{"1"}
 	}
-	ack, err := k.publishing.conn.write(ctx, delayedStream, &nats.Msg{Subject: subject, Header: h})
+	ack, err := k.publishing.conn.Write(ctx, delayedStream, &nats.Msg{Subject: subject, Header: h})
 	if err != nil {
 		return 0, fmt.Errorf("jetstream: store a cancellation: %w", err)
 	}
@@ -456,14 +457,14 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 func (k *schedules) remove(ctx context.Context, seq uint64) (bool, error) {
 	p := k.publishing
 	query := []byte(`{"no_erase":true,"seq":` + strconv.FormatUint(seq, 10) + `}`)
-	reply, err := p.conn.link().request(ctx, p.conn.api+"STREAM.MSG.DELETE."+delayedStream, query)
+	reply, err := p.conn.Link().Request(ctx, p.conn.API+"STREAM.MSG.DELETE."+delayedStream, query)
 	if err != nil {
 		return false, fmt.Errorf("jetstream: remove a schedule: %w", err)
 	}
 	removed, err := parseRemoved(reply)
-	if _, refused := errors.AsType[*apiError](err); refused {
+	if _, refused := errors.AsType[*conn.APIError](err); refused {
 		// The server has several errors for a message that is not there.
-		_, absent := p.conn.getMsg(ctx, delayedStream, map[string]any{"seq": seq})
+		_, absent := p.conn.GetMsg(ctx, delayedStream, map[string]any{"seq": seq})
 		if errors.Is(absent, event.ErrNotFound) {
 			return false, nil
 		}
@@ -476,12 +477,12 @@ func (k *schedules) remove(ctx context.Context, seq uint64) (bool, error) {
 
 // parseRemoved reads the answer to the removal of a message.
 func parseRemoved(reply *nats.Msg) (bool, error) {
-	if noResponders(reply) {
+	if conn.NoResponders(reply) {
 		return false, nats.ErrNoResponders
 	}
 	var got struct {
-		Error   *apiError `json:"error"`
-		Success bool      `json:"success"`
+		Error   *conn.APIError `json:"error"`
+		Success bool           `json:"success"`
 	}
 	if err := json.Unmarshal(reply.Data, &got); err != nil {
 		return false, err

@@ -197,7 +197,7 @@ func TestDelayNeedsMessageSchedules(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url})
-	if _, err := b.conn.js.CreateStream(t.Context(), natsjs.StreamConfig{Name: delayedStream, Subjects: []string{delayedPrefix + ">"}}); err != nil {
+	if _, err := b.conn.JS.CreateStream(t.Context(), natsjs.StreamConfig{Name: delayedStream, Subjects: []string{delayedPrefix + ">"}}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := b.Publish(t.Context(), "t", []byte("1"), PublishOptions{Delay: time.Second})
@@ -356,7 +356,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 					}
 				}
 				eventually(t, "the consumer of due events", func() bool {
-					_, err := b.conn.js.Consumer(t.Context(), delayedStream, dueConsumer)
+					_, err := b.conn.JS.Consumer(t.Context(), delayedStream, dueConsumer)
 					return err == nil
 				})
 				_ = b.Close()
@@ -433,11 +433,11 @@ func TestDelayedEventsAreCounted(t *testing.T) {
 	}
 	// room comes back
 	for e := range 3 {
-		m, err := b.conn.lastBySubject(t.Context(), delayedStream, waitPrefix+clientToken("greedy")+".>")
+		m, err := b.conn.LastBySubject(t.Context(), delayedStream, waitPrefix+clientToken("greedy")+".>")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.NewPublisher().Cancel(t.Context(), "t", m.header.Get(headerID)); err != nil {
+		if err := b.NewPublisher().Cancel(t.Context(), "t", m.Header.Get(headerID)); err != nil {
 			t.Fatalf("cancel %d: %v", e, err)
 		}
 	}
@@ -453,7 +453,7 @@ func TestDelayedEventsDisturbNoReader(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	info, err := b.conn.findStream(t.Context(), "t")
+	info, err := b.conn.FindStream(t.Context(), "t")
 	if err != nil || info.State.LastSeq != 0 {
 		t.Errorf("the stream of the topic: %+v, %v", info, err)
 	}

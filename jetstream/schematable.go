@@ -17,6 +17,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/schema"
 	"eventhub/jetstream/schema/upcast"
@@ -193,21 +194,21 @@ func (t *schemaTable) open(ctx context.Context) error {
 // load follows the bucket from the first call on, and waits until all that was there is known. A
 // bus that needs no schemas has no bucket.
 func (t *schemaTable) load(ctx context.Context) error {
-	if t.schemas.conn.closing() {
+	if t.schemas.conn.Closing() {
 		return event.ErrClosed
 	}
 	t.follow.Do(func() {
-		t.schemas.conn.start(func() {
-			t.bucket().follow(t.schemas.conn.ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
+		t.schemas.conn.Start(func() {
+			t.bucket().follow(t.schemas.conn.Ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
 		})
-		t.schemas.conn.start(t.answer)
+		t.schemas.conn.Start(t.answer)
 	})
 	ctx, cancel := context.WithTimeout(ctx, t.schemas.cfg.openWait)
 	defer cancel()
 	select {
 	case <-t.full:
 		return nil
-	case <-t.schemas.conn.ctx.Done():
+	case <-t.schemas.conn.Ctx.Done():
 		return event.ErrClosed
 	case <-ctx.Done():
 		return t.schemas.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
@@ -235,7 +236,7 @@ func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, s
 	if of.lookedSince(since) {
 		return true
 	}
-	now := t.schemas.clock.now()
+	now := t.schemas.clock.Now()
 	if failed := of.failed.Load(); failed != 0 && now-failed < int64(lookRest) {
 		return false
 	}
@@ -245,7 +246,7 @@ func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, s
 	select {
 	case t.wanted <- q:
 	case <-timer.C:
-		of.failed.Store(t.schemas.clock.now())
+		of.failed.Store(t.schemas.clock.Now())
 		return false
 	case <-ctx.Done():
 		return false
@@ -254,7 +255,7 @@ func (t *schemaTable) look(ctx context.Context, name string, of *topicSchemas, s
 	case ok := <-q.done:
 		return ok
 	case <-timer.C:
-		of.failed.Store(t.schemas.clock.now())
+		of.failed.Store(t.schemas.clock.Now())
 	case <-ctx.Done():
 	}
 	return false
@@ -266,7 +267,7 @@ func (t *schemaTable) answer() {
 		select {
 		case q := <-t.wanted:
 			q.done <- t.ask(&q)
-		case <-t.schemas.conn.ctx.Done():
+		case <-t.schemas.conn.Ctx.Done():
 			return
 		}
 	}
@@ -277,11 +278,11 @@ func (t *schemaTable) ask(q *look) bool {
 	if q.of.lookedSince(q.since) {
 		return true
 	}
-	began := t.schemas.clock.now()
-	ctx, cancel := context.WithTimeout(t.schemas.conn.ctx, lookWait)
+	began := t.schemas.clock.Now()
+	ctx, cancel := context.WithTimeout(t.schemas.conn.Ctx, lookWait)
 	defer cancel()
 	if _, err := t.catchUp(ctx, q.name); err != nil {
-		q.of.failed.Store(t.schemas.clock.now())
+		q.of.failed.Store(t.schemas.clock.Now())
 		return false
 	}
 	q.of.failed.Store(0)
@@ -304,7 +305,7 @@ func (t *schemaTable) saw(key string, value []byte) {
 		c, err = t.compile(&v)
 	}
 	if err != nil {
-		t.schemas.often.Log(t.schemas.conn.ctx, slog.LevelWarn, "a schema in the registry cannot be used", key, slog.String("key", key), slog.Any("error", err))
+		t.schemas.often.Log(t.schemas.conn.Ctx, slog.LevelWarn, "a schema in the registry cannot be used", key, slog.String("key", key), slog.Any("error", err))
 		return
 	}
 	t.add(c)
@@ -378,7 +379,7 @@ func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, err
 	for {
 		set := t.set(name)
 		key := schemaKey(name, set.latest()+1)
-		m, err := t.schemas.conn.lastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
+		m, err := t.schemas.conn.LastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
 		if errors.Is(err, event.ErrNotFound) {
 			return set, nil
 		}
@@ -386,7 +387,7 @@ func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, err
 			return nil, t.schemas.unavailable(err)
 		}
 		before := set.latest()
-		t.saw(key, m.data)
+		t.saw(key, m.Data)
 		if t.set(name).latest() == before {
 			return nil, &event.Error{Code: event.CodeInternal, Msg: fmt.Sprintf("version %d of this schema cannot be read by this hub; an operator finds the reason in its log", before+1)}
 		}
@@ -408,10 +409,10 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 	if _, err := t.bucket().open(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	msg := &nats.Msg{Subject: t.bucket().subject(schemaKey(v.Topic, v.Version)), Data: value}
-	_, err = t.schemas.conn.js.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().stream()), natsjs.WithExpectLastSequencePerSubject(0))
+	_, err = t.schemas.conn.JS.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().stream()), natsjs.WithExpectLastSequencePerSubject(0))
 	if errors.Is(movedOr(err), errGroupMoved) {
 		return errSchemaTaken
 	}

@@ -87,7 +87,7 @@ func (v *SchemaView) CountFor(client string) *SchemaView {
 // question to the server for a version that this hub has not heard of.
 func (v *SchemaView) Cast(ctx context.Context, e *event.Event) error {
 	err := v.cast(ctx, e)
-	since := v.table.schemas.clock.now() - int64(lookAgain)
+	since := v.table.schemas.clock.Now() - int64(lookAgain)
 	switch {
 	case !errors.Is(err, errVersionUnknown):
 		return err
@@ -152,9 +152,9 @@ func (v *SchemaView) castBy(ctx context.Context, e *event.Event, cast castFunc) 
 		return fmt.Errorf("jetstream: cast an event: %w", ctx.Err())
 	case err != nil:
 		return castFailed(err, from, set.latest())
-	case len(doc) > max(v.table.schemas.conn.maxPayload, len(e.Payload)):
+	case len(doc) > max(v.table.schemas.conn.MaxPayload, len(e.Payload)):
 		return &event.Error{Code: CodeSchemaInvalid, Msg: "the event has " + strconv.Itoa(len(doc)) + " bytes in version " + strconv.Itoa(to) + "; at most " +
-			strconv.Itoa(v.table.schemas.conn.maxPayload) + " are allowed"}
+			strconv.Itoa(v.table.schemas.conn.MaxPayload) + " are allowed"}
 	case !ValidPayload(doc):
 		return &event.Error{Code: CodeSchemaInvalid, Msg: "the event in version " + strconv.Itoa(to) + " is not JSON, or is nested too deeply"}
 	}

@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // MaxBack is the maximum of Back.
@@ -183,8 +184,8 @@ func (r *records) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) err
 	unsure := func(err error) error {
 		return &event.Error{Code: event.CodeOverloaded, Msg: "the group was moved, but members may still be given events that were fetched before: repeat the request to be sure", Err: err}
 	}
-	_, err := again(ctx, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, r.conn.js.DeleteConsumer(ctx, left.Stream, left.Name)
+	_, err := conn.Again(ctx, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.conn.JS.DeleteConsumer(ctx, left.Stream, left.Name)
 	})
 	if err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return unsure(fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", left.Name, left.Stream, err))
@@ -197,7 +198,7 @@ func (r *records) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) err
 		return nil
 	case <-ctx.Done():
 		return unsure(ctx.Err())
-	case <-r.conn.ctx.Done():
+	case <-r.conn.Ctx.Done():
 		return event.ErrClosed
 	}
 }
@@ -297,7 +298,7 @@ func (r *reads) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, sta
 // countFrom counts the events of a topic from a sequence on. The server counts them when it makes a
 // consumer; nobody reads them.
 func (r *reads) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
-	c, err := r.conn.js.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
+	c, err := r.conn.JS.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
 		Name: rand.Text(), AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
 		OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
 	})

@@ -58,7 +58,7 @@ func (n NATS) URL() string {
 // Now returns the time by the clock of NATS, which stamps stored events. In a cluster each server
 // has a clock of its own; Now uses that of the server that leads the bucket of the groups.
 func (n NATS) Now(ctx context.Context) (time.Time, error) {
-	info, err := n.bus.conn.findStream(ctx, "KV_"+groupsBucket)
+	info, err := n.bus.conn.FindStream(ctx, "KV_"+groupsBucket)
 	if err != nil {
 		return time.Time{}, n.bus.unavailable(err)
 	}
@@ -76,16 +76,16 @@ func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 // askNATS asks NATS about itself. FileLow and MemoryLow are left false.
 func (c *core) askNATS(ctx context.Context) (ServerInfo, error) {
 	var info ServerInfo
-	for _, l := range c.conn.links {
+	for _, l := range c.conn.Links {
 		info.Connections++
-		if l.nc.IsConnected() {
+		if l.NC.IsConnected() {
 			info.Connected++
 		}
 	}
-	nc := c.conn.links[0].nc
+	nc := c.conn.Links[0].NC
 	info.Server, info.Version, info.Cluster = nc.ConnectedServerName(), nc.ConnectedServerVersion(), nc.ConnectedClusterName()
 	began := time.Now()
-	account, err := c.conn.js.AccountInfo(ctx)
+	account, err := c.conn.JS.AccountInfo(ctx)
 	if err != nil {
 		return info, c.unavailable(err)
 	}

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // sightModel is a group at random: events are stored and removed, given to this hub or lost on the
@@ -18,14 +20,14 @@ type sightModel struct {
 
 	sight sight
 	found uint64
-	late  *deliveryMeta
+	late  *conn.DeliveryMeta
 	now   int64
 }
 
 func (m *sightModel) give(seq uint64, arrives bool) {
 	m.order++
 	m.unsettled[seq]++
-	p := &deliveryMeta{delivered: m.unsettled[seq], streamSeq: seq, order: m.order, storedAt: int64(seq)}
+	p := &conn.DeliveryMeta{Delivered: m.unsettled[seq], StreamSeq: seq, Order: m.order, StoredAt: int64(seq)}
 	switch {
 	case !arrives:
 	case m.late == nil && m.rnd.IntN(4) == 0:
@@ -35,10 +37,10 @@ func (m *sightModel) give(seq uint64, arrives bool) {
 	}
 }
 
-func (m *sightModel) arrive(p *deliveryMeta) {
+func (m *sightModel) arrive(p *conn.DeliveryMeta) {
 	late := m.late
 	m.late = nil
-	for _, p := range []*deliveryMeta{p, late} {
+	for _, p := range []*conn.DeliveryMeta{p, late} {
 		if p == nil {
 			continue
 		}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // Bounds of a snapshot and of a restore of one stream.
@@ -62,7 +64,7 @@ type snapshot struct {
 // takeSnapshot has the server send a stream, with its consumers or without. The caller closes the
 // snapshot.
 func (k *backups) takeSnapshot(ctx context.Context, stream string, consumers bool) (*snapshot, error) {
-	nc := k.conn.links[0].nc
+	nc := k.conn.Links[0].NC
 	inbox := nats.NewInbox()
 	in := make(chan *nats.Msg, snapshotAhead+2*snapshotWindow)
 	sub, err := nc.ChanSubscribe(inbox, in)
@@ -102,9 +104,9 @@ func (k *backups) takeSnapshot(ctx context.Context, stream string, consumers boo
 
 // askServer sends a request to the API of JetStream once.
 func (k *backups) askServer(ctx context.Context, subject string, body []byte, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, openWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.OpenWait)
 	defer cancel()
-	reply, err := k.conn.links[0].nc.RequestWithContext(ctx, k.conn.api+subject, body)
+	reply, err := k.conn.Links[0].NC.RequestWithContext(ctx, k.conn.API+subject, body)
 	if err != nil {
 		return err
 	}
@@ -202,7 +204,7 @@ type restoreState struct {
 // putSnapshot makes a stream of what r has, which is in the server's format. begun says that the
 // server has begun, so that there may be a stream after an error.
 func (k *backups) putSnapshot(ctx context.Context, stream string, config json.RawMessage, state restoreState, r io.Reader) (begun bool, err error) {
-	nc := k.conn.links[0].nc
+	nc := k.conn.Links[0].NC
 	ask, err := json.Marshal(map[string]any{"config": config, "state": state})
 	if err != nil {
 		return false, err
@@ -212,7 +214,7 @@ func (k *backups) putSnapshot(ctx context.Context, stream string, config json.Ra
 		Deliver string           `json:"deliver_subject"`
 	}
 	begin := func() (restoreAnswer, error) {
-		return whenUp(ctx, k.conn, func() (a restoreAnswer, err error) {
+		return conn.WhenUp(ctx, k.conn, func() (a restoreAnswer, err error) {
 			ctx, cancel := context.WithTimeout(ctx, k.cfg.openWait/2)
 			defer cancel()
 			if err := k.askServer(ctx, "STREAM.RESTORE."+stream, ask, &a); err != nil {
@@ -233,7 +235,7 @@ func (k *backups) putSnapshot(ctx context.Context, stream string, config json.Ra
 		if !errors.Is(err, context.DeadlineExceeded) || try == restoreTries || ctx.Err() != nil {
 			return begun, err
 		}
-		if err := k.conn.js.DeleteStream(ctx, stream); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+		if err := k.conn.JS.DeleteStream(ctx, stream); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 			return true, err
 		}
 	}
@@ -283,7 +285,7 @@ func (k *backups) putSnapshot(ctx context.Context, stream string, config json.Ra
 			if !errors.Is(err, errNobodyRestores) || time.Now().After(deadline) {
 				return err
 			}
-			if err := k.conn.pause(ctx, restorePause); err != nil {
+			if err := k.conn.Pause(ctx, restorePause); err != nil {
 				return err
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -41,16 +42,16 @@ func OpenStore(ctx context.Context, cfg Config) (*Store, error) {
 }
 
 func (c *core) openStore(ctx context.Context) error {
-	if err := c.conn.connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
+	if err := c.conn.Connect(); err != nil { //nolint:contextcheck // it lives until Close, not until Open returns
 		return err
 	}
-	if err := c.conn.checkServer(ctx); err != nil {
+	if err := c.conn.CheckServer(ctx); err != nil {
 		return err
 	}
 	var major, minor int
-	version := c.conn.links[0].nc.ConnectedServerVersion()
+	version := c.conn.Links[0].NC.ConnectedServerVersion()
 	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil || major < 2 || major == 2 && minor < 15 {
-		return fmt.Errorf("nats at %s: server version %q is too old to restore to; use nats-server 2.15 or newer", c.conn.where(), version)
+		return fmt.Errorf("nats at %s: server version %q is too old to restore to; use nats-server 2.15 or newer", c.conn.Where(), version)
 	}
 	return nil
 }
@@ -58,7 +59,7 @@ func (c *core) openStore(ctx context.Context) error {
 // Close ends the connection and Config.Server. It may be called twice.
 func (s *Store) Close() error {
 	s.closed.Do(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.backups.conn.ctx), closeWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.backups.conn.Ctx), closeWait)
 		defer cancel()
 		s.backups.core.close(ctx)
 	})
@@ -87,13 +88,13 @@ func (s *Store) checkFree(ctx context.Context, names []string) error {
 		}
 	}
 	if marked {
-		return fmt.Errorf("nats at %s: a restore is running, or was killed; if none runs, remove what it left and repeat the command: nats stream rm %s", k.conn.where(), strings.Join(found, "; nats stream rm "))
+		return fmt.Errorf("nats at %s: a restore is running, or was killed; if none runs, remove what it left and repeat the command: nats stream rm %s", k.conn.Where(), strings.Join(found, "; nats stream rm "))
 	}
 	if len(found) > 0 {
-		return fmt.Errorf("nats at %s is not empty: it has %d streams of a hub, such as %s; restore only where no hub has ever run, or remove these streams with everything in them", k.conn.where(), len(found), found[0])
+		return fmt.Errorf("nats at %s is not empty: it has %d streams of a hub, such as %s; restore only where no hub has ever run, or remove these streams with everything in them", k.conn.Where(), len(found), found[0])
 	}
 	if len(taken) > 0 {
-		return fmt.Errorf("nats at %s: stream %s of another program has the name of a stream that is restored (%d such streams); rename or remove it, or restore to another account", k.conn.where(), taken[0], len(taken))
+		return fmt.Errorf("nats at %s: stream %s of another program has the name of a stream that is restored (%d such streams); rename or remove it, or restore to another account", k.conn.Where(), taken[0], len(taken))
 	}
 	return nil
 }
@@ -108,24 +109,24 @@ func ofHub(name string, info *natsjs.StreamInfo) bool {
 // checkRestored returns an error while a restore has not ended: no hub starts beside half of its
 // streams.
 func (k *backups) checkRestored(ctx context.Context) error {
-	_, err := k.conn.findStream(ctx, restoreMark)
+	_, err := k.conn.FindStream(ctx, restoreMark)
 	switch {
 	case errors.Is(err, event.ErrNotFound):
 		return nil
 	case err != nil:
 		return err
 	}
-	return fmt.Errorf("nats at %s: a restore is running, or was killed (stream %s): wait for it, or remove what it left, as eventhub restore says", k.conn.where(), restoreMark)
+	return fmt.Errorf("nats at %s: a restore is running, or was killed (stream %s): wait for it, or remove what it left, as eventhub restore says", k.conn.Where(), restoreMark)
 }
 
 // mark makes or removes the mark of a restore.
 func (s *Store) mark(ctx context.Context, replicas int) (remove func(context.Context) error, err error) {
 	cfg := natsjs.StreamConfig{Name: restoreMark, Subjects: []string{"$EVENTHUB.RESTORE"}, Description: "eventhub: a restore is running", MaxMsgs: 1, Replicas: max(replicas, 1)}
-	create := func() (natsjs.Stream, error) { return s.backups.conn.js.CreateStream(ctx, cfg) }
-	if _, err := whenUp(ctx, s.backups.conn, create); err != nil {
-		return nil, fmt.Errorf("nats at %s: make stream %s: %w", s.backups.conn.where(), restoreMark, err)
+	create := func() (natsjs.Stream, error) { return s.backups.conn.JS.CreateStream(ctx, cfg) }
+	if _, err := conn.WhenUp(ctx, s.backups.conn, create); err != nil {
+		return nil, fmt.Errorf("nats at %s: make stream %s: %w", s.backups.conn.Where(), restoreMark, err)
 	}
-	return func(ctx context.Context) error { return s.backups.conn.js.DeleteStream(ctx, restoreMark) }, nil
+	return func(ctx context.Context) error { return s.backups.conn.JS.DeleteStream(ctx, restoreMark) }, nil
 }
 
 // cleanWait bounds what a failed restore spends on removing what it has made.
@@ -137,8 +138,8 @@ func (s *Store) clean(ctx context.Context, made []string, unmark func(context.Co
 	defer cancel()
 	var left []string
 	for _, name := range made {
-		_, err := askAgain(ctx, cleanWait, func(ctx context.Context) (bool, error) {
-			err := s.backups.conn.js.DeleteStream(ctx, name)
+		_, err := conn.AskAgain(ctx, cleanWait, func(ctx context.Context) (bool, error) {
+			err := s.backups.conn.JS.DeleteStream(ctx, name)
 			if errors.Is(err, natsjs.ErrStreamNotFound) {
 				err = nil
 			}

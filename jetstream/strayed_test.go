@@ -21,7 +21,7 @@ func TestAnEventThatAnotherStreamTakes(t *testing.T) {
 		b := open(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		ctx := t.Context()
 		publish(t, b, "taken", "1")
-		if err := b.conn.js.DeleteStream(ctx, "taken"); err != nil {
+		if err := b.conn.JS.DeleteStream(ctx, "taken"); err != nil {
 			t.Fatal(err)
 		}
 		makeStream(t, b, natsjs.StreamConfig{Name: "another", Subjects: []string{subject}})
@@ -35,7 +35,7 @@ func TestAnEventThatAnotherStreamTakes(t *testing.T) {
 		if info := streamInfo(t, b, "another"); info.State.Msgs != 1 {
 			t.Errorf("%s: the other stream has %d messages, want only that of the first publish", subject, info.State.Msgs)
 		}
-		if err := b.conn.js.DeleteStream(ctx, "another"); err != nil {
+		if err := b.conn.JS.DeleteStream(ctx, "another"); err != nil {
 			t.Fatal(err)
 		}
 		if got := publish(t, b, "taken", "3")[0]; got.Stream != "taken" || got.Sequence != 1 {

@@ -7,6 +7,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
@@ -41,14 +42,14 @@ func (b *Bus) lookForStuck() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-b.conn.ctx.Done():
+		case <-b.conn.Ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now, asked := b.clock.now(), 0
+		now, asked := b.clock.Now(), 0
 		b.groups.eachGroup(func(g *group) {
 			l, since := g.waits()
-			if since == 0 || b.clock.stalled(now) {
+			if since == 0 || b.clock.Stalled(now) {
 				g.flows("nothing is asked for")
 				return
 			}
@@ -62,11 +63,11 @@ func (b *Bus) lookForStuck() {
 
 // waits returns since when a member of this hub has waited for an event for which it has credit,
 // and the link over which it has asked; 0 if none waits.
-func (g *group) waits() (l *link, since int64) {
+func (g *group) waits() (l *conn.Link, since int64) {
 	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
 		for _, m := range s.members {
-			if m.group == g && m.waits != 0 && m.requested > 0 && s.running() && s.link.up.Load() && (since == 0 || m.waits < since) {
+			if m.group == g && m.waits != 0 && m.requested > 0 && s.running() && s.link.Up.Load() && (since == 0 || m.waits < since) {
 				l, since = s.link, m.waits
 			}
 		}
@@ -124,8 +125,8 @@ func (s *consumerState) stuck() stuckState {
 }
 
 // answered takes the server's answer to a question of lookForStuck.
-func (g *group) answered(l *link, sent int64, state *consumerState) {
-	if now := g.bus.clock.now(); now-sent <= int64(stuckPrompt) && !g.silent(l, now) {
+func (g *group) answered(l *conn.Link, sent int64, state *consumerState) {
+	if now := g.bus.clock.Now(); now-sent <= int64(stuckPrompt) && !g.silent(l, now) {
 		g.judge(now, state.stuck())
 	}
 }
@@ -143,7 +144,7 @@ func (r *groupRegistry) seen(info *natsjs.ConsumerInfo) {
 		at: info.TimeStamp, delivered: info.Delivered.Consumer, newest: info.Delivered.Stream, asks: info.NumWaiting,
 		waiting: info.NumPending > 0 && !info.Paused && (info.Config.MaxAckPending <= 0 || info.NumAckPending < info.Config.MaxAckPending),
 	}
-	now := r.clock.now()
+	now := r.clock.Now()
 	if !state.waiting {
 		g.judge(now, state)
 		return
@@ -180,7 +181,7 @@ func (g *group) judge(now int64, state stuckState) {
 	g.mu.Unlock()
 	// The server knows that it is asked, or has been asked once more.
 	if sure && (state.asks > 0 || g.askedSince(began, now-int64(stuckPrompt/2))) {
-		g.bus.conn.apart(func() { g.declare(state) })
+		g.bus.conn.Apart(func() { g.declare(state) })
 	}
 }
 
@@ -188,19 +189,19 @@ func (g *group) judge(now int64, state stuckState) {
 // server counts may have been removed.
 func (g *group) declare(state stuckState) {
 	b := g.bus
-	ctx, cancel := context.WithTimeout(b.conn.ctx, lossWait)
+	ctx, cancel := context.WithTimeout(b.conn.Ctx, lossWait)
 	defer cancel()
 	oldest, err := b.reads.nextStored(ctx, g.topic, &walkOptions{}, max(state.newest, g.first-1))
 	if err != nil || oldest == nil {
 		return
 	}
-	waited := state.at.Sub(oldest.time)
+	waited := state.at.Sub(oldest.Time)
 	if waited < b.limits.StuckAfter {
 		return
 	}
 	_, since := g.waits()
 	g.mu.Lock()
-	now := b.clock.now()
+	now := b.clock.Now()
 	declared := since != 0 && g.stuck.since == 0 && g.stuck.began != 0 && g.stuck.delivered == state.delivered
 	if declared {
 		g.stuck.since = max(since, now-int64(waited))
@@ -248,7 +249,7 @@ func (g *group) flowing(why string) {
 	g.stuck = stuck{asked: g.stuck.asked}
 	if since != 0 {
 		g.bus.log.Info("group is not stuck any more", slog.String("topic", g.topic.name), slog.String("group", g.name), slog.String("consumer", g.consumer),
-			slog.String("reason", why), slog.Duration("after", time.Duration(g.bus.clock.now()-since).Round(time.Second)))
+			slog.String("reason", why), slog.Duration("after", time.Duration(g.bus.clock.Now()-since).Round(time.Second)))
 	}
 }
 
@@ -265,5 +266,5 @@ func (r *groupRegistry) stuckSince(info *natsjs.ConsumerInfo) time.Time {
 	if g.stuck.since == 0 {
 		return time.Time{}
 	}
-	return r.clock.at(g.stuck.since)
+	return r.clock.At(g.stuck.since)
 }

@@ -212,13 +212,13 @@ func TestNotStuck(t *testing.T) {
 		"max ack pending": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{})
-			c, err := b.conn.js.Consumer(t.Context(), topic, "g")
+			c, err := b.conn.JS.Consumer(t.Context(), topic, "g")
 			if err != nil {
 				t.Fatal(err)
 			}
 			cfg := c.CachedInfo().Config
 			cfg.MaxAckPending = 1
-			if _, err := b.conn.js.UpdateConsumer(t.Context(), topic, cfg); err != nil {
+			if _, err := b.conn.JS.UpdateConsumer(t.Context(), topic, cfg); err != nil {
 				t.Fatal(err)
 			}
 			publish(t, b, topic, counted(3)...)
@@ -227,7 +227,7 @@ func TestNotStuck(t *testing.T) {
 		"paused natively": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{})
-			if _, err := b.conn.js.PauseConsumer(t.Context(), topic, "g", time.Now().Add(time.Hour)); err != nil {
+			if _, err := b.conn.JS.PauseConsumer(t.Context(), topic, "g", time.Now().Add(time.Hour)); err != nil {
 				t.Fatal(err)
 			}
 			publish(t, b, topic, counted(3)...)
@@ -236,7 +236,7 @@ func TestNotStuck(t *testing.T) {
 			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{Paused: true})
 			publish(t, b, topic, counted(3)...)
-			s, err := b.conn.js.Stream(t.Context(), topic)
+			s, err := b.conn.JS.Stream(t.Context(), topic)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -312,7 +312,7 @@ func TestNotStuckWithoutServer(t *testing.T) {
 		b := openRemote(t, Config{URL: url, Replicas: 3, Logger: book.logger(), Limits: Limits{StuckAfter: after}})
 		k := take(t, b, "elects", "g", SubscribeOptions{From: FromEarliest})
 		for i := range 4 {
-			if _, err := b.conn.js.Conn().Request("$JS.API.CONSUMER.LEADER.STEPDOWN.elects.g", nil, wait); err != nil {
+			if _, err := b.conn.JS.Conn().Request("$JS.API.CONSUMER.LEADER.STEPDOWN.elects.g", nil, wait); err != nil {
 				t.Fatal(err)
 			}
 			publish(t, b, "elects", counted(5)...)

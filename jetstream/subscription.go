@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // NeverGiveUp is the MaxAttempts of a subscription that retries for ever and makes no dead letters.
@@ -156,7 +157,7 @@ func (o *SubscribeOptions) validate() error {
 // Each of these three ends the subscription, and so does Bus.Close.
 type Subscription struct {
 	bus     *Bus
-	link    *link
+	link    *conn.Link
 	group   string
 	opts    SubscribeOptions
 	handler func(*Held)
@@ -197,7 +198,7 @@ type Subscription struct {
 	lastCame int64
 	inboxes  int // that linger; guarded by lingering.mu
 
-	returning gate // what is about to be given back
+	returning conn.Gate // what is about to be given back
 
 	ctx      context.Context // ends with the subscription
 	cancel   context.CancelFunc
@@ -250,10 +251,10 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 		return nil, err
 	}
 	s := &Subscription{
-		bus: b, link: b.conn.link(), group: group, opts: opts, handler: handler, workers: w,
+		bus: b, link: b.conn.Link(), group: group, opts: opts, handler: handler, workers: w,
 		byID: make(map[string]*Delivery), paused: true,
 	}
-	s.ctx, s.cancel = context.WithCancel(b.conn.ctx)
+	s.ctx, s.cancel = context.WithCancel(b.conn.Ctx)
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	s.timer.Stop()
 	err := b.subscriptions.reserve()
@@ -352,7 +353,7 @@ func (s *Subscription) Pause(ctx context.Context) error {
 	s.mu.Unlock()
 	s.giveBack(back) //nolint:contextcheck // it goes on when nobody waits any more
 	s.returned(ctx)
-	if err := s.flush(ctx); !errors.Is(err, errCut) {
+	if err := s.flush(ctx); !errors.Is(err, conn.ErrCut) {
 		return err
 	}
 	return nil // without a connection nothing comes
@@ -379,7 +380,7 @@ func (s *Subscription) Credit() Credit {
 func (s *Subscription) returned(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
-	_ = s.returning.empty(ctx)
+	_ = s.returning.Empty(ctx)
 }
 
 // settleAll waits until the server has worked off what was said about deliveries: not only taken
@@ -387,11 +388,11 @@ func (s *Subscription) returned(ctx context.Context) {
 func (s *Subscription) settleAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
-	if err := s.returning.empty(ctx); err != nil {
+	if err := s.returning.Empty(ctx); err != nil {
 		return err
 	}
 	for _, m := range s.members {
-		if err := m.group.paths[s.link.index].sent(ctx); err != nil {
+		if err := m.group.paths[s.link.Index].sent(ctx); err != nil {
 			return err
 		}
 	}
@@ -404,7 +405,7 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 		}
 		// A consumer works its acks off in order, so its answer to one about no event comes after
 		// all others.
-		if _, err := s.link.request(ctx, m.group.keepAliveSubject(), progress); err != nil {
+		if _, err := s.link.Request(ctx, m.group.keepAliveSubject(), progress); err != nil {
 			return err
 		}
 	}
@@ -413,12 +414,12 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 
 // flush waits until the server has taken what was sent.
 func (s *Subscription) flush(ctx context.Context) error {
-	if !s.link.up.Load() {
-		return errCut // nothing can be sent, and nothing is kept to be sent later
+	if !s.link.Up.Load() {
+		return conn.ErrCut // nothing can be sent, and nothing is kept to be sent later
 	}
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
-	return s.link.nc.FlushWithContext(ctx)
+	return s.link.NC.FlushWithContext(ctx)
 }
 
 // keepAlive has the server told at once, and then now and then, that a group with a TTL has a
@@ -426,7 +427,7 @@ func (s *Subscription) flush(ctx context.Context) error {
 func (s *Subscription) keepAlive() {
 	for _, m := range s.members {
 		if m.group.timeToLive() > 0 {
-			s.schedule(s.bus.clock.now())
+			s.schedule(s.bus.clock.Now())
 		}
 	}
 }
@@ -463,7 +464,7 @@ func (s *Subscription) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true
 	back := s.takeHeld()
-	if s.link.clustered() && !s.stopped {
+	if s.link.Clustered() && !s.stopped {
 		s.custody = []*Delivery{}
 	}
 	s.closeInboxes()

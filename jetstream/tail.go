@@ -50,13 +50,13 @@ func (t *tail) follow(ctx context.Context) error {
 	case t.created.IsZero():
 		t.created, t.present = topic.stream.created, state.LastSeq
 	}
-	feed, pending, err := t.reads.conn.openFeed(ctx, topic.stream.name, natsjs.ConsumerConfig{
+	feed, pending, err := t.reads.conn.OpenFeed(ctx, topic.stream.name, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: t.after + 1, FilterSubjects: topic.filters(),
 	})
 	if err != nil {
 		return err
 	}
-	defer feed.close(ctx)
+	defer feed.Close(ctx)
 	for {
 		if !t.told && (pending == 0 || t.after >= t.present) {
 			t.told = true
@@ -68,9 +68,9 @@ func (t *tail) follow(ctx context.Context) error {
 		if !t.told {
 			patience = time.Second
 		}
-		m, left, err := feed.next(ctx, patience)
+		m, left, err := feed.Next(ctx, patience)
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			if pending, err = feed.pending(ctx); err != nil {
+			if pending, err = feed.Pending(ctx); err != nil {
 				return err
 			}
 			continue // what was counted may have been removed meanwhile
@@ -78,7 +78,7 @@ func (t *tail) follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if m.seq > t.after+1 && !topic.stream.family {
+		if m.Seq > t.after+1 && !topic.stream.family {
 			if err := t.overtaken(ctx); err != nil {
 				return err
 			}
@@ -86,7 +86,7 @@ func (t *tail) follow(ctx context.Context) error {
 		if err := t.f(topic.event(m)); err != nil {
 			return stopped(err)
 		}
-		t.after, pending = m.seq, left
+		t.after, pending = m.Seq, left
 	}
 }
 

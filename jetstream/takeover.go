@@ -62,7 +62,7 @@ type heldAnswer struct {
 // settlement of it is sent any more. The members stay, and ask for events anew.
 func (g *group) letGo() heldAnswer {
 	a := heldAnswer{Held: []uint64{}, Tried: []seqTries{}, Acked: g.keptAcks()}
-	now := g.bus.clock.now()
+	now := g.bus.clock.Now()
 	var unseen []*Delivery
 	for _, s := range g.bus.groups.membersOf(g) {
 		s.mu.Lock()
@@ -261,7 +261,7 @@ func (b *Bus) heldOf(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInf
 	if len(held) != info.NumAckPending {
 		return nil, false, nil
 	}
-	s, err := b.conn.findStream(ctx, t.stream.name)
+	s, err := b.conn.FindStream(ctx, t.stream.name)
 	if err != nil || s.State.NumDeleted > 0 {
 		return nil, false, err
 	}
@@ -315,15 +315,15 @@ const nakAdvisory = "$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED."
 
 // refusals refuses the events behind the ack floor, and returns those that the server waited for.
 func (b *Bus) refusals(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo) ([]uint64, error) {
-	l := b.conn.link()
+	l := b.conn.Link()
 	// the server waits for no more; twice, as events may be refused again by others
 	advisories := make(chan *nats.Msg, 2*info.NumAckPending+1)
-	sub, err := l.nc.ChanSubscribe(nakAdvisory+t.stream.name+"."+info.Name, advisories)
+	sub, err := l.NC.ChanSubscribe(nakAdvisory+t.stream.name+"."+info.Name, advisories)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
-	if err := l.nc.FlushWithContext(ctx); err != nil {
+	if err := l.NC.FlushWithContext(ctx); err != nil {
 		return nil, err
 	}
 	prefix := "$JS.ACK." + t.stream.name + "." + info.Name + "."
@@ -338,13 +338,13 @@ func (b *Bus) refusals(ctx context.Context, t *topicInfo, info *natsjs.ConsumerI
 				break
 			}
 			subject := prefix + "1." + strconv.FormatUint(seq, 10) + "." + strconv.FormatUint(info.Delivered.Consumer, 10) + ".0.0"
-			if err := l.nc.Publish(subject, refuse); err != nil {
+			if err := l.NC.Publish(subject, refuse); err != nil {
 				return nil, err
 			}
 			seq++
 		}
 		// A consumer works its acks off in order.
-		if _, err := l.request(ctx, prefix+noEvent, progress); err != nil {
+		if _, err := l.Request(ctx, prefix+noEvent, progress); err != nil {
 			return nil, fmt.Errorf("jetstream: consumer %s of stream %s does not take refusals: %w", info.Name, t.stream.name, err)
 		}
 	}

@@ -131,9 +131,9 @@ func (m *repairsModel) confirm(hubs []*movesHub) {
 	sure := true
 	for _, h := range hubs {
 		h.bus.groups.eachGroup(func(g *group) {
-			for _, l := range h.bus.conn.links {
+			for _, l := range h.bus.conn.Links {
 				ctx, cancel := context.WithTimeout(context.Background(), wait)
-				if _, err := l.request(ctx, g.keepAliveSubject(), progress); err != nil {
+				if _, err := l.Request(ctx, g.keepAliveSubject(), progress); err != nil {
 					sure = false
 				}
 				cancel()
@@ -221,8 +221,8 @@ func repairsRun(t *testing.T, url, topic string, random *rand.Rand) {
 		if random.IntN(3) == 0 { // a hub is killed
 			i := random.IntN(2)
 			m.forget()
-			for _, l := range hubs[i].bus.conn.links {
-				l.nc.Close()
+			for _, l := range hubs[i].bus.conn.Links {
+				l.NC.Close()
 			}
 			m.work.Unlock()
 			hubs[i].close()

@@ -46,8 +46,8 @@ func TestRepairKeepsWhatIsSettled(t *testing.T) {
 			first := k.ack(3, func(p string) bool { return p == "2" })
 			first = append(first, k.next()) // 4: the hub has asked for no more
 			settledUpTo(t, g, 3)
-			for _, l := range doomed.conn.links {
-				l.nc.Close()
+			for _, l := range doomed.conn.Links {
+				l.NC.Close()
 			}
 			_ = k.sub.Stop(t.Context())
 			k1 := take(t, one, "repair", "g", SubscribeOptions{MaxInFlight: 4, BatchSize: 4})

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
@@ -112,7 +113,7 @@ const maxGone = 1_000
 func (s *streams) awaitGone(ctx context.Context, stream string) error {
 	s.topics.mu.Lock()
 	since, known := s.topics.gone[stream]
-	left := settleGone - time.Duration(s.clock.now()-since)
+	left := settleGone - time.Duration(s.clock.Now()-since)
 	if left <= 0 {
 		delete(s.topics.gone, stream)
 	}
@@ -152,7 +153,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 		wait, busy := s.topics.making[name]
 		if !busy {
 			// a server that stops while it makes a stream leaves half of one
-			if !s.conn.beginWork() {
+			if !s.conn.BeginWork() {
 				s.topics.mu.Unlock()
 				return nil, event.ErrClosed
 			}
@@ -160,7 +161,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 			s.topics.making[name] = wait
 			s.topics.mu.Unlock()
 			t, err := s.makeTopic(ctx, name, client)
-			s.conn.endWork()
+			s.conn.EndWork()
 			s.topics.mu.Lock()
 			if err == nil {
 				s.topics.keep(t, s.limits.Topics)
@@ -190,7 +191,7 @@ func (s *streams) existing(ctx context.Context, name string) (*topicInfo, error)
 		return nil, err
 	}
 	rule := s.rules.Of(name)
-	info, err := s.conn.findStream(ctx, rule.StreamName(name))
+	info, err := s.conn.FindStream(ctx, rule.StreamName(name))
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, event.ErrNotFound
 	}
@@ -215,7 +216,7 @@ type readTopic struct {
 // readable is existing for reads that need no more of the stream than its name: it remembers topics
 // for a moment, so that one of their keys is read in one round trip.
 func (s *streams) readable(ctx context.Context, name string) (*topicInfo, error) {
-	now := s.clock.now()
+	now := s.clock.Now()
 	s.topics.mu.RLock()
 	t, met := s.topics.byName[name], s.topics.read[name]
 	s.topics.mu.RUnlock()
@@ -253,7 +254,7 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Ru
 		found = &stream{
 			name: info.Config.Name, family: native.IsFamily(name, info.Config.Name, info.Config.Subjects), created: native.StreamMade(info), room: s.roomFor(&info.Config),
 			keep: s.newKeeping(rule, &info.Config), headroom: s.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1)),
-			slots: make(chan struct{}, s.limits.PublishInFlight), ready: make([]atomic.Bool, len(s.conn.links)),
+			slots: make(chan struct{}, s.limits.PublishInFlight), ready: make([]atomic.Bool, len(s.conn.Links)),
 		}
 		if keep {
 			s.topics.streams[found.name] = found // makeTopic has looked at the limit
@@ -265,7 +266,7 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Ru
 	s.topics.mu.Unlock()
 	t := &topicInfo{
 		name: name, stream: found, subject: plainSubject(name), keyed: "." + name, obs: event.NopObserver{},
-		maxPayload: s.conn.maxPayload, dead: isDead(name),
+		maxPayload: s.conn.MaxPayload, dead: isDead(name),
 	}
 	if keep {
 		t.obs = s.obs.Topic(name) // reads count nothing, and must not fill the table of labels
@@ -291,7 +292,7 @@ func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInf
 	if err := s.tooManyStreams(streamName); err != nil {
 		return nil, err
 	}
-	info, err := s.conn.findStream(ctx, streamName)
+	info, err := s.conn.FindStream(ctx, streamName)
 	switch {
 	case err == nil:
 		s.reserved.drop(streamName)
@@ -339,7 +340,7 @@ func (s *streams) meetTopic(ctx context.Context, name string, info *natsjs.Strea
 
 // createStream goes on to its end when the caller gives up: others may wait for the same topic.
 func (s *streams) createStream(ctx context.Context, topic string, rule *topics.Rule) (*natsjs.StreamInfo, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
 	cfg := streamConfig(rule, topic, &s.cfg)
 	if err := s.awaitGone(ctx, cfg.Name); err != nil {
@@ -349,14 +350,14 @@ func (s *streams) createStream(ctx context.Context, topic string, rule *topics.R
 		return nil, s.unavailable(err)
 	}
 	cfg.MaxConsumers = s.limits.StreamGroups + ownConsumers
-	made, err := s.conn.js.CreateStream(ctx, cfg)
+	made, err := s.conn.JS.CreateStream(ctx, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		cfg.MaxConsumers = -1 // the account has a smaller limit
-		made, err = s.conn.js.CreateStream(ctx, cfg)
+		made, err = s.conn.JS.CreateStream(ctx, cfg)
 	}
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		// Another hub made it at the same moment, with other settings: theirs count.
-		info, ferr := s.conn.findStream(ctx, cfg.Name)
+		info, ferr := s.conn.FindStream(ctx, cfg.Name)
 		if ferr != nil {
 			return nil, s.unavailable(ferr)
 		}
@@ -377,7 +378,7 @@ func (s *streams) forget(lost *stream) {
 	if s.topics.streams[lost.name] == lost {
 		delete(s.topics.streams, lost.name)
 		s.streamHooks.dropped(lost)
-		s.topics.missing(lost.name, s.clock.now())
+		s.topics.missing(lost.name, s.clock.Now())
 	}
 	for name, t := range s.topics.byName {
 		if t.stream == lost {
@@ -391,7 +392,7 @@ func (s *streams) forget(lost *stream) {
 func (s *streams) forgetBucket(t *topicInfo) {
 	s.topics.mu.Lock()
 	defer s.topics.mu.Unlock()
-	s.topics.missing(t.bucket.stream, s.clock.now())
+	s.topics.missing(t.bucket.stream, s.clock.Now())
 	if s.topics.byName[t.name] == t {
 		delete(s.topics.byName, t.name)
 	}
@@ -411,11 +412,11 @@ func (s *streams) notMade(err error) error {
 	if ok && storeFull(refused.ErrorCode, refused.Description) {
 		return storageLow(fmt.Errorf("%w: %w", event.ErrNoStream, err))
 	}
-	if !ok || passing(err) {
+	if !ok || conn.Passing(err) {
 		return s.unavailable(err)
 	}
 	code := event.CodeInternal
-	if refused.Code == codeRefused { // for example because another stream has the topic's subjects
+	if refused.Code == conn.CodeRefused { // for example: another stream has the topic's subjects
 		code = event.CodeBadTopic
 	}
 	return &event.Error{Code: code, Msg: "the event store refuses to make this topic: an operator finds the reason in the log", Err: fmt.Errorf("%w: %w", event.ErrNoStream, err)}
@@ -426,7 +427,7 @@ func (c *core) unavailable(err error) error {
 	if _, ok := errors.AsType[*event.Error](err); ok {
 		return err
 	}
-	if c.conn.closing() {
+	if c.conn.Closing() {
 		return event.ErrClosed
 	}
 	return &event.Error{Code: event.CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
@@ -104,7 +105,7 @@ func (c *core) unavailableOrNil(err error) error {
 
 func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState) (*TopicInfo, error) {
 	a := t.admin
-	stream, err := a.conn.findStream(ctx, at.stream.name)
+	stream, err := a.conn.FindStream(ctx, at.stream.name)
 	if err != nil {
 		return nil, err
 	}
@@ -146,11 +147,11 @@ func (a *admin) ends(ctx context.Context, t *topicInfo) (first, last *event.Even
 	}
 	newest := m
 	for _, subject := range subjects {
-		switch m, err := a.conn.lastBySubject(ctx, t.stream.name, subject); {
+		switch m, err := a.conn.LastBySubject(ctx, t.stream.name, subject); {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return nil, nil, err
-		case m.seq > newest.seq:
+		case m.Seq > newest.Seq:
 			newest = m
 		}
 	}
@@ -184,8 +185,8 @@ func (a *admin) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*n
 		bySubject[lossSubject(t, group)] = group
 	}
 	var lost []GroupLoss
-	_, err := a.reads.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.stream.name + ".>"}, func(m *storedMsg) error {
-		group, known := bySubject[m.subject]
+	_, err := a.reads.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.stream.name + ".>"}, func(m *conn.StoredMsg) error {
+		group, known := bySubject[m.Subject]
 		book := lossBook{}
 		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.stream.created) {
 			lost = append(lost, GroupLoss{Group: group, Events: book.Lost, At: time.UnixMilli(book.AtMS)})
@@ -209,7 +210,7 @@ func (a *admin) count(ctx context.Context, t *topicInfo, state natsjs.StreamStat
 	if !t.stream.family {
 		return state.Msgs, nil
 	}
-	s, err := a.conn.js.Stream(ctx, t.stream.name)
+	s, err := a.conn.JS.Stream(ctx, t.stream.name)
 	if err != nil {
 		return 0, err
 	}
@@ -369,7 +370,7 @@ func (a *admin) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (re
 		if !book.Stream.Equal(t.stream.created) {
 			book = purgeBook{Stream: t.stream.created}
 		}
-		info, err := a.conn.findStream(ctx, t.stream.name)
+		info, err := a.conn.FindStream(ctx, t.stream.name)
 		if err != nil {
 			return 0, err
 		}
@@ -378,7 +379,7 @@ func (a *admin) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (re
 		}
 		book.Purges = append(book.Purges, purged{From: info.State.FirstSeq, To: before})
 		err = a.records.putBook(ctx, purgeSubject(t.stream.name), &book, rev)
-		if errors.Is(err, errGroupMoved) && a.conn.pause(ctx, bookAgain) == nil {
+		if errors.Is(err, errGroupMoved) && a.conn.Pause(ctx, bookAgain) == nil {
 			continue
 		}
 		if err != nil {
@@ -456,7 +457,7 @@ func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
 	if err != nil {
 		return err
 	}
-	if err := admin.conn.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+	if err := admin.conn.JS.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return err
 	}
 	admin.streams.forget(at.stream)
@@ -489,7 +490,7 @@ func notedOf(stream string) [][2]string {
 
 // marked reports whether the stream that a mark says was deleted is there.
 func (a *admin) marked(ctx context.Context, stream string, mark generation) (bool, error) {
-	info, err := a.conn.findStream(ctx, stream)
+	info, err := a.conn.FindStream(ctx, stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
@@ -513,7 +514,7 @@ func (a *admin) takeBack(ctx context.Context, stream string, revision uint64) er
 // endDeletion finishes a deletion whose hub died. If the stream is still there, endDeletion takes
 // the mark back, provided that the mark has this revision.
 func (a *admin) endDeletion(ctx context.Context, stream string, revision uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	if err := a.takeBack(ctx, stream, revision); err != nil {
 		return err
@@ -541,7 +542,7 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 			return false, err
 		}
 		if still {
-			if err := a.conn.pause(ctx, 20*time.Millisecond); err != nil {
+			if err := a.conn.Pause(ctx, 20*time.Millisecond); err != nil {
 				return false, fmt.Errorf("jetstream: stream %s is marked as deleted, and is still there: %w", stream, err)
 			}
 			continue
@@ -551,7 +552,7 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 			if _, known := ends[s[0]]; known {
 				continue
 			}
-			info, err := a.conn.findStream(ctx, "KV_"+s[0])
+			info, err := a.conn.FindStream(ctx, "KV_"+s[0])
 			if err != nil {
 				return false, err
 			}
@@ -565,12 +566,12 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 			continue
 		}
 		bucket := newBucket(mark.Unfinished).stream
-		switch info, err := a.conn.findStream(ctx, bucket); {
+		switch info, err := a.conn.FindStream(ctx, bucket); {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return false, err
 		case info.Config.Metadata[bucketTopic] == mark.Unfinished: // else it is somebody's own
-			if err := a.conn.js.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+			if err := a.conn.JS.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 				return false, err
 			}
 		}

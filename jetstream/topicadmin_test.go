@@ -191,7 +191,7 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 	if mark, err := b.records.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.stream.created) || mark.Unfinished != "" {
 		t.Errorf("the mark of the deletion is %+v, %v", mark, err)
 	}
-	if _, err := b.conn.findStream(t.Context(), was.bucket.stream); !errors.Is(err, event.ErrNotFound) {
+	if _, err := b.conn.FindStream(t.Context(), was.bucket.stream); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("the bucket is still there: %v", err)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // maxUnsettled bounds track.unsettled.
@@ -40,16 +42,16 @@ func newTrack(info *natsjs.ConsumerInfo) track {
 	}
 }
 
-func (t *track) arrived(p *deliveryMeta) {
+func (t *track) arrived(p *conn.DeliveryMeta) {
 	t.active = true
 	t.arrivals++
-	t.order = max(t.order, p.order)
-	t.lastSeq = max(t.lastSeq, p.streamSeq)
+	t.order = max(t.order, p.Order)
+	t.lastSeq = max(t.lastSeq, p.StreamSeq)
 	if len(t.unsettled) > 0 {
-		delete(t.unsettled, p.streamSeq)
+		delete(t.unsettled, p.StreamSeq)
 	}
 	if len(t.passed) > 0 {
-		delete(t.passed, p.streamSeq)
+		delete(t.passed, p.StreamSeq)
 	}
 }
 
@@ -122,7 +124,7 @@ func (g *group) settled(d *Delivery) {
 	g.mu.Lock()
 	delete(g.track.unsettled, d.seq)
 	delete(g.track.passed, d.seq)
-	full := g.known.settled(d.seq, d.delivered, g.bus.clock.now(), g.bus.limits.AttemptsKnown)
+	full := g.known.settled(d.seq, d.delivered, g.bus.clock.Now(), g.bus.limits.AttemptsKnown)
 	g.mu.Unlock()
 	if full {
 		g.bus.obs.LimitReached("attempts_known")

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/internal/conn"
 )
 
 // A move of a group and the removal of settled events from a topic that rejects take turns: else a
@@ -45,7 +47,7 @@ func (k turnKind) subject(stream string) string {
 // otherwise leaves the note to its age.
 func (r *records) takeTurn(ctx context.Context, kind turnKind, stream string) (*turn, error) {
 	t := &turn{records: r, stream: stream, subject: kind.subject(stream) + rand.Text()}
-	ack, err := r.conn.write(ctx, "KV_"+retentionBucket, &nats.Msg{Subject: t.subject})
+	ack, err := r.conn.Write(ctx, "KV_"+retentionBucket, &nats.Msg{Subject: t.subject})
 	if err != nil {
 		t.end(ctx) // the note may have been stored
 		return nil, err
@@ -56,9 +58,9 @@ func (r *records) takeTurn(ctx context.Context, kind turnKind, stream string) (*
 
 // end takes the note back.
 func (t *turn) end(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
-	if err := t.records.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.records.conn.ctx.Err() == nil {
+	if err := t.records.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.records.conn.Ctx.Err() == nil {
 		t.records.often.Log(ctx, slog.LevelWarn, "failed to take back a note; others wait for it until it is old", t.stream,
 			slog.String("note", t.subject), slog.Duration("age", turnAge), slog.Any("error", err))
 	}
@@ -73,21 +75,21 @@ func (t *turn) first(ctx context.Context, other turnKind) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if m == nil || m.seq >= t.seq {
+		if m == nil || m.Seq >= t.seq {
 			return true, nil
 		}
-		info, err := r.conn.findStream(ctx, "KV_"+retentionBucket)
+		info, err := r.conn.FindStream(ctx, "KV_"+retentionBucket)
 		if err != nil {
 			return false, err
 		}
-		if info.TimeStamp.Sub(m.time) < turnAge {
+		if info.TimeStamp.Sub(m.Time) < turnAge {
 			return false, nil
 		}
-		r.log.WarnContext(ctx, "a hub that has not finished is waited for no longer", slog.String("note", m.subject))
-		if err := r.purge(ctx, retentionBucket, m.subject, 0); err != nil {
+		r.log.WarnContext(ctx, "a hub that has not finished is waited for no longer", slog.String("note", m.Subject))
+		if err := r.purge(ctx, retentionBucket, m.Subject, 0); err != nil {
 			return false, err
 		}
-		from = m.seq + 1
+		from = m.Seq + 1
 	}
 }
 
@@ -104,7 +106,7 @@ func (r *records) turnOfMove(ctx context.Context, t *topicInfo) (*turn, error) {
 			return mine, nil
 		}
 		if err == nil {
-			err = r.conn.pause(ctx, turnLook)
+			err = r.conn.Pause(ctx, turnLook)
 		}
 		if err != nil {
 			mine.end(ctx)

@@ -131,7 +131,7 @@ func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	if err := <-read; err != nil {
 		t.Error(err)
 	}
-	s, err := b.conn.js.Stream(t.Context(), "early")
+	s, err := b.conn.JS.Stream(t.Context(), "early")
 	if err == nil {
 		err = s.DeleteMsg(t.Context(), 2)
 	}

@@ -11,15 +11,17 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/natstest"
 )
 
-// blockReplies makes replies over the link wait until the returned func is called.
-func blockReplies(t *testing.T, l *link) (release func()) {
+// blockReplies makes replies over the link wait until the returned func is called. A question
+// without a subject is its own answer.
+func blockReplies(t *testing.T, l *conn.Link) (release func()) {
 	t.Helper()
 	ch := make(chan struct{})
 	in := make(chan struct{})
-	if err := l.ask(&nats.Msg{Subject: echoSubject}, l.pool.clock.now(), askerFunc(func(*nats.Msg, error) { close(in); <-ch })); err != nil {
+	if err := l.Ask(&nats.Msg{}, l.Pool.Clock.Now(), conn.AskerFunc(func(*nats.Msg, error) { close(in); <-ch })); err != nil {
 		t.Fatal(err)
 	}
 	<-in
@@ -36,11 +38,11 @@ func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
 	k.payloads(1)
 	<-time.After(100 * time.Millisecond) // the time under test
 	// The process stands still; what arrives then is spared, and comes again after AckWait.
-	b.clock.lastTick.Store(b.clock.now() - int64(10*time.Second))
+	b.clock.LastTick.Store(b.clock.Now() - int64(10*time.Second))
 	publish(t, b, "t", "unsettled")
 	<-time.After(time.Second) // the time under test
 	g := k.sub.members[0].group
-	if err := b.conn.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	<-time.After(500 * time.Millisecond) // the time under test
@@ -102,7 +104,7 @@ func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 	<-arrived
 	other := take(t, b, "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second})
 	g := k.sub.members[0].group
-	if err := b.conn.js.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(10 * time.Second)
@@ -173,7 +175,7 @@ func TestALetterThatIsNotStoredLosesNoEvent(t *testing.T) {
 func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	l := b.conn.links[0]
+	l := b.conn.Links[0]
 	subject := "$KV." + attemptsBucket + ".s.g.0.1"
 	b.records.keepNote(spareNote{subject, note{spared: 1}}) // no leader then: the connection stays
 	done := make(chan struct{})
@@ -181,9 +183,9 @@ func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 	<-done
 	b.records.saveUnsaved(l)             // the connection breaks and comes back, some time later
 	<-time.After(100 * time.Millisecond) // the time under test
-	m, err := b.conn.lastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
-	if err != nil || string(m.data) != "5" {
-		t.Fatalf("the bucket says %s, %v", m.data, err)
+	m, err := b.conn.LastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
+	if err != nil || string(m.Data) != "5" {
+		t.Fatalf("the bucket says %s, %v", m.Data, err)
 	}
 }
 
@@ -233,7 +235,7 @@ func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 	if k.sub, err = b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest, Topics: []string{"b"}, MaxInFlight: 1, Paused: true}, func(h *Held) { k.ch <- h }); err != nil {
 		t.Fatal(err)
 	}
-	c, err := b.conn.js.Consumer(t.Context(), "a", "g")
+	c, err := b.conn.JS.Consumer(t.Context(), "a", "g")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -211,24 +211,24 @@ func TestCopyOfABucketThatIsOverwritten(t *testing.T) {
 	b := open(t, Config{})
 	const size = 16 << 10
 	const keys = (snapshotAhead + 4*snapshotWindow) * snapshotChunk / size
-	if _, err := b.conn.js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "busy"}); err != nil {
+	if _, err := b.conn.JS.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: "busy"}); err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.conn.findStream(t.Context(), "KV_busy")
+	info, err := b.conn.FindStream(t.Context(), "KV_busy")
 	if err != nil {
 		t.Fatal(err)
 	}
 	put := func(value func() []byte) {
 		for key := range keys {
-			if _, err := b.conn.js.PublishAsync("$KV.busy."+strconv.Itoa(key), value()); err != nil {
+			if _, err := b.conn.JS.PublishAsync("$KV.busy."+strconv.Itoa(key), value()); err != nil {
 				t.Error(err)
 				return
 			}
 			if key%500 == 0 {
-				<-b.conn.js.PublishAsyncComplete()
+				<-b.conn.JS.PublishAsyncComplete()
 			}
 		}
-		<-b.conn.js.PublishAsyncComplete()
+		<-b.conn.JS.PublishAsyncComplete()
 	}
 	old, newest := 0, make(map[string]string)
 	for try := 1; ; try++ {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 )
 
 // MaxDelayedPage is the maximum of the limit of Topic.Delayed.
@@ -59,14 +60,14 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 	}
 	var page DelayedPage
 	left := uint64(0)
-	query := &directQuery{Seq: from, Batch: limit, NextBySubj: waitPrefix + "*." + objectName(t.name) + ".*"}
-	_, err := a.conn.direct(ctx, delayedStream, query, func(m *storedMsg, pending uint64) error {
-		left, from = pending, m.seq+1
-		subject := m.header.Get(headerTarget)
-		at, err := time.Parse("@at "+time.RFC3339Nano, m.header.Get(headerSchedule))
+	query := &conn.DirectQuery{Seq: from, Batch: limit, NextBySubj: waitPrefix + "*." + objectName(t.name) + ".*"}
+	_, err := a.conn.Direct(ctx, delayedStream, query, func(m *conn.StoredMsg, pending uint64) error {
+		left, from = pending, m.Seq+1
+		subject := m.Header.Get(headerTarget)
+		at, err := time.Parse("@at "+time.RFC3339Nano, m.Header.Get(headerSchedule))
 		if subjectTopic(subject) == t.name && err == nil { // others no hub has stored
 			page.Events = append(page.Events, DelayedEvent{
-				ID: storedID(m.header, delayedStream, m.seq), Key: subjectKey(subject), At: at, Published: m.time, Bytes: len(m.data),
+				ID: storedID(m.Header, delayedStream, m.Seq), Key: subjectKey(subject), At: at, Published: m.Time, Bytes: len(m.Data),
 			})
 		}
 		return nil

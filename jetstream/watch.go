@@ -9,13 +9,14 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
 )
 
 // Bounds of a Watch.
 const (
-	watchKeys   = maxDirect // keys it may name
-	watchHidden = 1_024     // keys whose entry in the bucket is not the topic's
+	watchKeys   = conn.MaxDirect // keys it may name
+	watchHidden = 1_024          // keys whose entry in the bucket is not the topic's
 )
 
 // Watch first calls f with the newest event of each given key of a compacted topic, without removed
@@ -103,21 +104,21 @@ func (w *watch) follow(ctx context.Context) error {
 			return err
 		}
 	}
-	feed, _, err := w.reads.conn.openFeed(ctx, w.topic.bucket.stream, natsjs.ConsumerConfig{
+	feed, _, err := w.reads.conn.OpenFeed(ctx, w.topic.bucket.stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: w.bucketSeq + 1, FilterSubjects: w.subjects(),
 	})
 	if err != nil {
 		return err
 	}
-	defer feed.close(ctx)
-	if info, err = w.reads.conn.findStream(ctx, w.topic.bucket.stream); err != nil {
+	defer feed.Close(ctx)
+	if info, err = w.reads.conn.FindStream(ctx, w.topic.bucket.stream); err != nil {
 		return err
 	}
 	if !native.StreamMade(info).Equal(w.created) {
 		return errAnew // a feed that begins behind the end of another stream is silent
 	}
 	for {
-		m, _, err := feed.next(ctx, 0)
+		m, _, err := feed.Next(ctx, 0)
 		if err != nil {
 			return err
 		}
@@ -129,7 +130,7 @@ func (w *watch) follow(ctx context.Context) error {
 
 // readPresent hands on what is there, and says so.
 func (w *watch) readPresent(ctx context.Context) error {
-	next, err := w.reads.readAll(ctx, w.topic.bucket.stream, w.created, w.bucketSeq+1, w.subjects(), func(m *storedMsg) error { return w.take(ctx, m) })
+	next, err := w.reads.readAll(ctx, w.topic.bucket.stream, w.created, w.bucketSeq+1, w.subjects(), func(m *conn.StoredMsg) error { return w.take(ctx, m) })
 	if err != nil {
 		return err
 	}
@@ -147,7 +148,7 @@ func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 		if w.topic.bucket == nil {
 			return nil, notCompacted(w.name)
 		}
-		if info, err = w.reads.conn.findStream(ctx, w.topic.bucket.stream); !errors.Is(err, event.ErrNotFound) {
+		if info, err = w.reads.conn.FindStream(ctx, w.topic.bucket.stream); !errors.Is(err, event.ErrNotFound) {
 			break
 		}
 		w.reads.streams.forgetBucket(w.topic)
@@ -165,8 +166,8 @@ func (w *watch) subjects() []string {
 }
 
 // take hands an entry on unless it is older than what was.
-func (w *watch) take(ctx context.Context, m *storedMsg) error {
-	w.bucketSeq = m.seq
+func (w *watch) take(ctx context.Context, m *conn.StoredMsg) error {
+	w.bucketSeq = m.Seq
 	e, at, ok := w.topic.entry(m)
 	if !ok {
 		return w.hide(m)
@@ -181,7 +182,7 @@ func (w *watch) take(ctx context.Context, m *storedMsg) error {
 		}
 	} else if old && w.told {
 		return nil
-	} else if old && m.seq > w.present {
+	} else if old && m.Seq > w.present {
 		// A repair has put it there, perhaps for a foreign entry that was never seen: the newest is
 		// right in any case.
 		var err error
@@ -194,18 +195,18 @@ func (w *watch) take(ctx context.Context, m *storedMsg) error {
 	if !old {
 		w.origin = at
 	}
-	if e.Tombstone && !w.told && w.single && m.seq <= w.present {
+	if e.Tombstone && !w.told && w.single && m.Seq <= w.present {
 		return nil
 	}
 	return stopped(w.f(e))
 }
 
 // hide remembers a key whose entry a native client wrote.
-func (w *watch) hide(m *storedMsg) error {
-	if len(m.subject) <= len(w.topic.bucket.prefix) {
+func (w *watch) hide(m *conn.StoredMsg) error {
+	if len(m.Subject) <= len(w.topic.bucket.prefix) {
 		return nil
 	}
-	key := tokenKey(m.subject[len(w.topic.bucket.prefix):])
+	key := tokenKey(m.Subject[len(w.topic.bucket.prefix):])
 	if _, known := w.hidden[key]; known {
 		return nil
 	}

@@ -274,7 +274,7 @@ func TestWatchGoesOnWhenTheBucketIsMadeAnew(t *testing.T) {
 	w, some := watchState(t, b), watchState(t, b, "3")
 	w.shows("9", "new")
 	some.shows("3", "new")
-	if err := b.conn.js.DeleteStream(t.Context(), "KV_latest_state_a"); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), "KV_latest_state_a"); err != nil {
 		t.Fatal(err)
 	}
 	set(t, b, "state.a", "3", "newer")
@@ -314,7 +314,7 @@ func TestWatchGoesOnWhenTheTopicIsMadeAnew(t *testing.T) {
 		})
 	}
 	shows("b", "1")
-	if err := b.conn.js.DeleteStream(t.Context(), objectName("state.a")); err != nil {
+	if err := b.conn.JS.DeleteStream(t.Context(), objectName("state.a")); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the topic is created again", func() bool {

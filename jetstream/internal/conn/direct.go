@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // Bounds of one direct get.
 const (
 	// messages in its answer; the server allows 1,024 where it is asked for several subjects
-	maxDirect   = 1_000
+	MaxDirect   = 1_000
 	directBytes = 8 << 20 // of its answer, which may go beyond it by one message
 	// directWait is how long a stream that allows direct gets may answer none, as right after it
 	// was made, and directPause how long direct waits before it asks again.
@@ -22,12 +22,12 @@ const (
 	directPause = 20 * time.Millisecond
 )
 
-// errNoDirect is returned for a stream that does not exist, does not allow direct gets, or has
+// ErrNoDirect is returned for a stream that does not exist, does not allow direct gets, or has
 // answered none for directWait.
-var errNoDirect = errors.New("jetstream: the stream answers no direct gets")
+var ErrNoDirect = errors.New("jetstream: the stream answers no direct gets")
 
-// directQuery asks any replica of a stream for several messages at once: see ADR-31 of NATS.
-type directQuery struct {
+// DirectQuery asks any replica of a stream for several messages at once: see ADR-31 of NATS.
+type DirectQuery struct {
 	Seq        uint64   `json:"seq,omitempty"`
 	Batch      int      `json:"batch,omitempty"`
 	MaxBytes   int      `json:"max_bytes,omitempty"`
@@ -35,35 +35,35 @@ type directQuery struct {
 	MultiLast  []string `json:"multi_last,omitempty"`
 }
 
-// directEnd is how a direct get ended.
-type directEnd struct {
-	got     int
-	pending uint64 // messages that the answer had no room for
-	last    uint64 // sequence of the last message in it
-	upTo    uint64 // of several subjects: what was taken for the end of the stream
+// DirectEnd is how a direct get ended.
+type DirectEnd struct {
+	Got     int
+	Pending uint64 // messages that the answer had no room for
+	Last    uint64 // sequence of the last message in it
+	UpTo    uint64 // of several subjects: what was taken for the end of the stream
 	// it had messages whose header no NATS client can read: a native publisher's fault
-	garbled bool
+	Garbled bool
 }
 
-// direct sends a query and calls f for each message of the answer, in order of sequence. It asks a
+// Direct sends a query and calls f for each message of the answer, in order of sequence. It asks a
 // stream again that answers no direct gets yet.
-func (p *pool) direct(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
+func (p *Pool) Direct(ctx context.Context, stream string, q *DirectQuery, f func(m *StoredMsg, pending uint64) error) (DirectEnd, error) {
 	for deadline := time.Now().Add(directWait); ; {
 		end, err := p.directOnce(ctx, stream, q, f)
-		if !errors.Is(err, errNoDirect) || time.Now().After(deadline) {
+		if !errors.Is(err, ErrNoDirect) || time.Now().After(deadline) {
 			return end, err
 		}
-		info, asked := p.findStream(ctx, stream)
-		if asked != nil || !info.Config.AllowDirect || p.pause(ctx, directPause) != nil {
+		info, asked := p.FindStream(ctx, stream)
+		if asked != nil || !info.Config.AllowDirect || p.Pause(ctx, directPause) != nil {
 			return end, err
 		}
 	}
 }
 
-// directOnce is direct, and returns errNoDirect where no replica answers.
-func (p *pool) directOnce(ctx context.Context, stream string, q *directQuery, f func(m *storedMsg, pending uint64) error) (directEnd, error) {
-	var end directEnd
-	fail := func(err error) (directEnd, error) {
+// directOnce is direct, and returns ErrNoDirect where no replica answers.
+func (p *Pool) directOnce(ctx context.Context, stream string, q *DirectQuery, f func(m *StoredMsg, pending uint64) error) (DirectEnd, error) {
+	var end DirectEnd
+	fail := func(err error) (DirectEnd, error) {
 		return end, fmt.Errorf("jetstream: direct get from stream %s: %w", stream, err)
 	}
 	if q.MaxBytes == 0 {
@@ -73,18 +73,18 @@ func (p *pool) directOnce(ctx context.Context, stream string, q *directQuery, f 
 	if err != nil {
 		return fail(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	ctx, cancel := context.WithTimeout(ctx, PublishWait)
 	defer cancel()
-	l := p.link()
+	l := p.Link()
 	// all that may come, so that nothing is ever dropped
-	answers := make(chan *nats.Msg, maxDirect+1)
+	answers := make(chan *nats.Msg, MaxDirect+1)
 	inbox := nats.NewInbox()
-	sub, err := l.nc.ChanSubscribe(inbox, answers)
+	sub, err := l.NC.ChanSubscribe(inbox, answers)
 	if err != nil {
 		return fail(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := l.nc.PublishMsg(&nats.Msg{Subject: p.api + "DIRECT.GET." + stream, Reply: inbox, Data: req}); err != nil {
+	if err := l.NC.PublishMsg(&nats.Msg{Subject: p.API + "DIRECT.GET." + stream, Reply: inbox, Data: req}); err != nil {
 		return fail(err)
 	}
 	size := 0
@@ -97,45 +97,45 @@ func (p *pool) directOnce(ctx context.Context, stream string, q *directQuery, f 
 		case <-ctx.Done():
 			return fail(ctx.Err())
 		case <-alive.C:
-			if !l.up.Load() {
-				return fail(errCut)
+			if !l.Up.Load() {
+				return fail(ErrCut)
 			}
 			continue
 		}
 		if m.Header == nil {
-			end.garbled = true
+			end.Garbled = true
 			continue
 		}
 		if m.Header[headerSequence] == nil {
 			switch status := m.Header.Get("Status"); status {
 			case "204":
-				end.pending, end.last, end.upTo = headerNumber(m, headerPending), headerNumber(m, headerLastSequence), headerNumber(m, headerUpTo)
+				end.Pending, end.Last, end.UpTo = headerNumber(m, headerPending), headerNumber(m, headerLastSequence), headerNumber(m, headerUpTo)
 				if size >= q.MaxBytes && q.MultiLast != nil {
-					end.pending = max(1, end.pending) // nats-server 2.11 counts one too few
+					end.Pending = max(1, end.Pending) // nats-server 2.11 counts one too few
 				}
 				return end, nil
 			case "404":
-				if end.got > 0 {
-					end.pending = 1 // what it was about to send was removed
+				if end.Got > 0 {
+					end.Pending = 1 // what it was about to send was removed
 				}
 				return end, nil // there is nothing, or no more
 			case "503":
-				return fail(errNoDirect)
+				return fail(ErrNoDirect)
 			default:
 				return fail(fmt.Errorf("status %s: %s", status, m.Header.Get("Description")))
 			}
 		}
-		end.got++
+		end.Got++
 		size += m.Size()
-		at, err := time.Parse(time.RFC3339Nano, last(m.Header[headerTime]))
+		at, err := time.Parse(time.RFC3339Nano, Last(m.Header[headerTime]))
 		if err != nil {
 			return fail(err)
 		}
-		stored := &storedMsg{subject: last(m.Header[headerSubject]), seq: headerNumber(m, headerSequence), header: m.Header, data: m.Data, time: at, size: m.Size()}
+		stored := &StoredMsg{Subject: Last(m.Header[headerSubject]), Seq: headerNumber(m, headerSequence), Header: m.Header, Data: m.Data, Time: at, Size: m.Size()}
 		if err := f(stored, headerNumber(m, headerPending)); err != nil {
 			return end, err
 		}
-		end.last = stored.seq
+		end.Last = stored.Seq
 	}
 }
 
@@ -150,13 +150,13 @@ const (
 )
 
 func headerNumber(m *nats.Msg, name string) uint64 {
-	n, _ := strconv.ParseUint(last(m.Header[name]), 10, 64)
+	n, _ := strconv.ParseUint(Last(m.Header[name]), 10, 64)
 	return n
 }
 
-// last is the value that counts of a header that the server adds: one of the same name that a
+// Last is the value that counts of a header that the server adds: one of the same name that a
 // publisher set comes before.
-func last(values []string) string {
+func Last(values []string) string {
 	if len(values) == 0 {
 		return ""
 	}

@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"context"
@@ -6,10 +6,10 @@ import (
 	"sync/atomic"
 )
 
-// gate bounds how much is under way for one owner, and lets it wait until nothing is. Acquiring and
+// Gate bounds how much is under way for one owner, and lets it wait until nothing is. Acquiring and
 // releasing cost an atomic operation each while nobody waits. All may be called concurrently; it is
 // for few waiters, for each release wakes all.
-type gate struct {
+type Gate struct {
 	inside  atomic.Int64
 	waiters atomic.Int64
 
@@ -17,8 +17,8 @@ type gate struct {
 	change chan struct{} // closed at the next release, when somebody waits
 }
 
-// tryAcquire counts one more, unless limit are there.
-func (g *gate) tryAcquire(limit int) bool {
+// TryAcquire counts one more, unless limit are there.
+func (g *Gate) TryAcquire(limit int) bool {
 	for {
 		n := g.inside.Load()
 		if n >= int64(limit) {
@@ -30,17 +30,18 @@ func (g *gate) tryAcquire(limit int) bool {
 	}
 }
 
-// acquire waits until fewer than limit are there, and counts one more.
-func (g *gate) acquire(ctx context.Context, limit int) error {
-	return g.await(ctx, func() bool { return g.tryAcquire(limit) })
+// Acquire waits until fewer than limit are there, and counts one more.
+func (g *Gate) Acquire(ctx context.Context, limit int) error {
+	return g.await(ctx, func() bool { return g.TryAcquire(limit) })
 }
 
-// empty waits until nobody is inside.
-func (g *gate) empty(ctx context.Context) error {
+// Empty waits until nobody is inside.
+func (g *Gate) Empty(ctx context.Context) error {
 	return g.await(ctx, func() bool { return g.inside.Load() == 0 })
 }
 
-func (g *gate) release() {
+// Release counts one less, and wakes all that wait.
+func (g *Gate) Release() {
 	g.inside.Add(-1)
 	if g.waiters.Load() == 0 {
 		return
@@ -55,7 +56,7 @@ func (g *gate) release() {
 
 // await waits for releases until ready. Who has counted itself a waiter before it looks cannot miss
 // one: either it sees that the other has left, or the other sees that it waits.
-func (g *gate) await(ctx context.Context, ready func() bool) error {
+func (g *Gate) await(ctx context.Context, ready func() bool) error {
 	g.waiters.Add(1)
 	defer g.waiters.Add(-1)
 	for {

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package jetstream
+package conn
 
 import (
 	"syscall"

@@ -1,8 +1,8 @@
-package jetstream
+package conn
 
 // question is one that waits for its reply, in nanoseconds of the bus's clock.
 type question struct {
-	asker    // nil: the entry is free
+	Asker    // nil: the entry is free
 	deadline int64
 	number   uint64
 }
@@ -21,7 +21,7 @@ type questions struct {
 }
 
 // add files a question and returns its number.
-func (q *questions) add(who asker, deadline int64) uint64 {
+func (q *questions) add(who Asker, deadline int64) uint64 {
 	var index uint32
 	if n := len(q.free); n > 0 {
 		index = q.free[n-1]
@@ -32,17 +32,17 @@ func (q *questions) add(who asker, deadline int64) uint64 {
 	}
 	q.asked++
 	number := q.asked<<indexBits | uint64(index)
-	q.entries[index] = question{asker: who, deadline: deadline, number: number}
+	q.entries[index] = question{Asker: who, deadline: deadline, number: number}
 	return number
 }
 
 // take returns who waits for the answer of that number, nil for nobody, and frees the entry.
-func (q *questions) take(number uint64) asker {
+func (q *questions) take(number uint64) Asker {
 	index := number & (1<<indexBits - 1)
-	if index >= uint64(len(q.entries)) || q.entries[index].asker == nil || q.entries[index].number != number {
+	if index >= uint64(len(q.entries)) || q.entries[index].Asker == nil || q.entries[index].number != number {
 		return nil
 	}
-	who := q.entries[index].asker
+	who := q.entries[index].Asker
 	q.entries[index] = question{}
 	q.free = append(q.free, uint32(index))
 	return who
@@ -52,10 +52,10 @@ func (q *questions) take(number uint64) asker {
 func (q *questions) waiting() int { return len(q.entries) - len(q.free) }
 
 // takeUntil takes those whose deadline is not after now.
-func (q *questions) takeUntil(now int64) []asker {
-	var late []asker
+func (q *questions) takeUntil(now int64) []Asker {
+	var late []Asker
 	for i := range q.entries {
-		if p := &q.entries[i]; p.asker != nil && p.deadline <= now {
+		if p := &q.entries[i]; p.Asker != nil && p.deadline <= now {
 			late = append(late, q.take(p.number))
 		}
 	}

@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"context"
@@ -13,35 +13,37 @@ import (
 	"eventhub/jetstream/event"
 )
 
-// storedMsg is a message read from a stream.
-type storedMsg struct {
-	subject string
-	seq     uint64
-	header  nats.Header
-	data    []byte
-	time    time.Time
-	size    int // as it was sent, in bytes, where a listing reads it
+// StoredMsg is a message read from a stream.
+type StoredMsg struct {
+	Subject string
+	Seq     uint64
+	Header  nats.Header
+	Data    []byte
+	Time    time.Time
+	Size    int // as it was sent, in bytes, where a listing reads it
 }
 
-// lastBySubject reads the newest message of a subject at the stream's leader: it sees every
+// LastBySubject reads the newest message of a subject at the stream's leader: it sees every
 // confirmed publish, which a direct get from a replica does not.
-func (p *pool) lastBySubject(ctx context.Context, stream, subject string) (*storedMsg, error) {
-	return p.getMsg(ctx, stream, map[string]any{"last_by_subj": subject})
+func (p *Pool) LastBySubject(ctx context.Context, stream, subject string) (*StoredMsg, error) {
+	return p.GetMsg(ctx, stream, map[string]any{"last_by_subj": subject})
 }
 
-func (p *pool) getMsg(ctx context.Context, stream string, query map[string]any) (*storedMsg, error) {
+// GetMsg asks the leader of a stream for one message, by a query of STREAM.MSG.GET. It returns
+// ErrNotFound where there is none.
+func (p *Pool) GetMsg(ctx context.Context, stream string, query map[string]any) (*StoredMsg, error) {
 	req, err := json.Marshal(query)
 	if err != nil {
 		return nil, err
 	}
-	m, err := again(ctx, func(ctx context.Context) (*storedMsg, error) {
+	m, err := Again(ctx, func(ctx context.Context) (*StoredMsg, error) {
 		for {
-			reply, err := p.link().request(ctx, p.api+"STREAM.MSG.GET."+stream, req)
+			reply, err := p.Link().Request(ctx, p.API+"STREAM.MSG.GET."+stream, req)
 			if err != nil {
 				return nil, err
 			}
-			m, err := parseStored(reply)
-			if !leaderless(err) || p.pause(ctx, getPause) != nil {
+			m, err := ParseStored(reply)
+			if !leaderless(err) || p.Pause(ctx, getPause) != nil {
 				return m, err
 			}
 		}
@@ -58,18 +60,18 @@ const getPause = 100 * time.Millisecond
 // leaderless reports whether an error of a read says that the stream, or the cluster, has no leader
 // in that moment.
 func leaderless(err error) bool {
-	refused, ok := errors.AsType[*apiError](err)
+	refused, ok := errors.AsType[*APIError](err)
 	return ok && refused.Code == codeUnavailable
 }
 
-// parseStored reads the answer to a request for a stored message. It returns ErrNotFound where
+// ParseStored reads the answer to a request for a stored message. It returns ErrNotFound where
 // there is none.
-func parseStored(reply *nats.Msg) (*storedMsg, error) {
-	if noResponders(reply) {
+func ParseStored(reply *nats.Msg) (*StoredMsg, error) {
+	if NoResponders(reply) {
 		return nil, nats.ErrNoResponders
 	}
 	var got struct {
-		Error   *apiError `json:"error"`
+		Error   *APIError `json:"error"`
 		Message struct {
 			Subject string    `json:"subject"`
 			Seq     uint64    `json:"seq"`
@@ -87,11 +89,11 @@ func parseStored(reply *nats.Msg) (*storedMsg, error) {
 		}
 		return nil, got.Error
 	}
-	m := &storedMsg{subject: got.Message.Subject, seq: got.Message.Seq, data: got.Message.Data, time: got.Message.Time}
+	m := &StoredMsg{Subject: got.Message.Subject, Seq: got.Message.Seq, Data: got.Message.Data, Time: got.Message.Time}
 	if len(got.Message.Header) > 0 {
 		// A header that NATS clients cannot read is a native publisher's fault: what could be read
 		// counts.
-		m.header, _ = nats.DecodeHeadersMsg(got.Message.Header)
+		m.Header, _ = nats.DecodeHeadersMsg(got.Message.Header)
 	}
 	return m, nil
 }

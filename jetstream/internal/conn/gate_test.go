@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"context"
@@ -13,14 +13,14 @@ import (
 func TestGateBoundsAndWakes(t *testing.T) {
 	t.Parallel()
 	const most, each, workers = 3, 2_000, 8
-	var g gate
+	var g Gate
 	var inside, worst atomic.Int64
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
 			for range each {
-				if !g.tryAcquire(most) {
-					if err := g.acquire(t.Context(), most); err != nil {
+				if !g.TryAcquire(most) {
+					if err := g.Acquire(t.Context(), most); err != nil {
 						t.Error(err)
 						return
 					}
@@ -30,7 +30,7 @@ func TestGateBoundsAndWakes(t *testing.T) {
 				}
 				runtime.Gosched()
 				inside.Add(-1)
-				g.release()
+				g.Release()
 			}
 		})
 	}
@@ -38,27 +38,27 @@ func TestGateBoundsAndWakes(t *testing.T) {
 	if worst.Load() > most {
 		t.Errorf("%d were inside at once", worst.Load())
 	}
-	if err := g.empty(t.Context()); err != nil {
+	if err := g.Empty(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestGateWaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	var g gate
-	if !g.tryAcquire(1) || g.tryAcquire(1) {
+	var g Gate
+	if !g.TryAcquire(1) || g.TryAcquire(1) {
 		t.Fatal("one fits")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
-	if err := g.acquire(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
+	if err := g.Acquire(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
-	if err := g.empty(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := g.Empty(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
-	g.release()
-	if err := g.acquire(t.Context(), 1); err != nil {
+	g.Release()
+	if err := g.Acquire(t.Context(), 1); err != nil {
 		t.Error(err)
 	}
 }

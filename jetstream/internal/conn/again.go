@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"context"
@@ -11,23 +11,23 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// A question about a stream or a consumer is asked again after askFirst without an answer, then
+// A question about a stream or a consumer is asked again after AskFirst without an answer, then
 // after twice as long each time, up to askMax.
 const (
-	askFirst = 500 * time.Millisecond
+	AskFirst = 500 * time.Millisecond
 	askMax   = time.Second
 )
 
-// openWait is how long a question of Open waits for an answer. A cluster elects a leader in 4 to
+// OpenWait is how long a question of Open waits for an answer. A cluster elects a leader in 4 to
 // 9 s, and now and then in a second round.
-const openWait = 30 * time.Second
+const OpenWait = 30 * time.Second
 
-// again is askAgain for publishWait.
-func again[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
-	return askAgain(ctx, publishWait, ask)
+// Again is AskAgain for PublishWait.
+func Again[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+	return AskAgain(ctx, PublishWait, ask)
 }
 
-// askAgain asks NATS something that may be asked twice, and asks again while no answer comes, until
+// AskAgain asks NATS something that may be asked twice, and asks again while no answer comes, until
 // ctx ends, or limit has passed. The first answer to any of the questions counts.
 //
 // JetStream does not answer a question about a stream or a consumer that has no leader in that
@@ -36,7 +36,7 @@ func again[T any](ctx context.Context, ask func(context.Context) (T, error)) (T,
 //
 // The caller asks first, itself: handing the question to a goroutine and the answer back costs more
 // than a read of one key may, where wake-ups are slow.
-func askAgain[T any](ctx context.Context, limit time.Duration, ask func(context.Context) (T, error)) (T, error) {
+func AskAgain[T any](ctx context.Context, limit time.Duration, ask func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var (
@@ -55,7 +55,7 @@ func askAgain[T any](ctx context.Context, limit time.Duration, ask func(context.
 		}
 	}
 	repeated := make(chan struct{})
-	repeat := time.AfterFunc(askFirst, func() {
+	repeat := time.AfterFunc(AskFirst, func() {
 		defer close(repeated)
 		repeatUntil(ctx, question)
 	})
@@ -73,7 +73,7 @@ func askAgain[T any](ctx context.Context, limit time.Duration, ask func(context.
 func repeatUntil(ctx context.Context, question func()) {
 	var asking sync.WaitGroup
 	defer asking.Wait()
-	for wait := askFirst; ctx.Err() == nil; {
+	for wait := AskFirst; ctx.Err() == nil; {
 		asking.Go(question)
 		wait = min(2*wait, askMax)
 		select {
@@ -83,10 +83,10 @@ func repeatUntil(ctx context.Context, question func()) {
 	}
 }
 
-// untilHeard writes to a bucket, and writes again for up to publishWait while nobody listens: the
+// UntilHeard writes to a bucket, and writes again for up to PublishWait while nobody listens: the
 // bucket has no leader in that moment, and nothing was written.
-func untilHeard[T any](ctx context.Context, write func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+func UntilHeard[T any](ctx context.Context, write func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, PublishWait)
 	defer cancel()
 	for {
 		value, err := write(ctx) // waits itself, and tries twice more
@@ -96,39 +96,39 @@ func untilHeard[T any](ctx context.Context, write func(context.Context) (T, erro
 	}
 }
 
-// write stores a message in one of the hub's own streams, and sends it again for up to publishWait
+// Write stores a message in one of the hub's own streams, and sends it again for up to PublishWait
 // while nobody listens: the stream was just made, or has no leader in that moment, and nothing was
 // stored.
-func (p *pool) write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, error) {
-	ctx, cancel := context.WithTimeout(ctx, publishWait)
+func (p *Pool) Write(ctx context.Context, stream string, msg *nats.Msg) (pubAck, error) {
+	ctx, cancel := context.WithTimeout(ctx, PublishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		reply, err := p.link().requestMsg(ctx, msg)
+		reply, err := p.Link().RequestMsg(ctx, msg)
 		if err != nil {
 			return pubAck{}, err
 		}
-		if !noResponders(reply) {
-			return parsePubAck(reply.Data, stream)
+		if !NoResponders(reply) {
+			return ParsePubAck(reply.Data, stream)
 		}
-		if p.pause(ctx, wait) != nil {
+		if p.Pause(ctx, wait) != nil {
 			return pubAck{}, nats.ErrNoResponders
 		}
 	}
 }
 
-// whenUp asks NATS something, and asks again, for up to openWait, while an error passes by itself.
+// WhenUp asks NATS something, and asks again, for up to openWait, while an error passes by itself.
 // A cluster that starts together with the hub has no leader for a while, and a leader that was just
 // elected knows of too few servers.
-func whenUp[T any](ctx context.Context, p *pool, ask func() (T, error)) (T, error) {
-	waiting, cancel := context.WithTimeout(ctx, p.cfg.openWait)
+func WhenUp[T any](ctx context.Context, p *Pool, ask func() (T, error)) (T, error) {
+	waiting, cancel := context.WithTimeout(ctx, p.cfg.OpenWait)
 	defer cancel()
 	for {
 		value, err := ask()
-		if err == nil || !passing(err) {
+		if err == nil || !Passing(err) {
 			return value, err
 		}
-		p.cfg.warn(ctx, "the nats cluster is not complete yet; retrying", "", slog.Duration("for", p.cfg.openWait), slog.Any("error", err))
-		if p.pause(waiting, askFirst) != nil {
+		p.cfg.Warn(ctx, "the nats cluster is not complete yet; retrying", "", slog.Duration("for", p.cfg.OpenWait), slog.Any("error", err))
+		if p.Pause(waiting, AskFirst) != nil {
 			return value, err
 		}
 	}
@@ -138,14 +138,14 @@ func whenUp[T any](ctx context.Context, p *pool, ask func() (T, error)) (T, erro
 // becomes the leader asks the others for their state.
 const placeWait = 2 * time.Second
 
-// whenPlaced makes a stream or a consumer by askAgain, and begins again while there is no place.
+// whenPlaced makes a stream or a consumer by AskAgain, and begins again while there is no place.
 func whenPlaced[T any](ctx context.Context, limit time.Duration, create func(context.Context) (T, error)) (T, error) {
-	return placed(ctx, func() (T, error) { return askAgain(ctx, limit, create) })
+	return Placed(ctx, func() (T, error) { return AskAgain(ctx, limit, create) })
 }
 
-// placed asks for copies, and asks again for up to placeWait while the cluster knows of too few
+// Placed asks for copies, and asks again for up to placeWait while the cluster knows of too few
 // servers for them.
-func placed[T any](ctx context.Context, ask func() (T, error)) (T, error) {
+func Placed[T any](ctx context.Context, ask func() (T, error)) (T, error) {
 	waiting, cancel := context.WithTimeout(ctx, placeWait)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
@@ -163,7 +163,7 @@ func placed[T any](ctx context.Context, ask func() (T, error)) (T, error) {
 	}
 }
 
-// manager asks each question of JetStream's that may be asked twice by askAgain, for wait at most.
+// manager asks each question of JetStream's that may be asked twice by AskAgain, for wait at most.
 // The deletions and UpdateStream are not among them: one that is late would undo what somebody did
 // after the first. CreatePushConsumer is not either: its answer counts what is still to come.
 //
@@ -174,18 +174,18 @@ type manager struct {
 	changed func(stream, consumer string)
 }
 
-// within is m with another wait.
-func (m manager) within(wait time.Duration) manager {
+// Within is m with another wait.
+func (m manager) Within(wait time.Duration) manager {
 	m.wait = wait
 	return m
 }
 
 func (m manager) AccountInfo(ctx context.Context) (*natsjs.AccountInfo, error) {
-	return askAgain(ctx, m.wait, m.JetStream.AccountInfo)
+	return AskAgain(ctx, m.wait, m.JetStream.AccountInfo)
 }
 
 func (m manager) Stream(ctx context.Context, name string) (natsjs.Stream, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.Stream(ctx, name) })
+	return AskAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Stream, error) { return m.JetStream.Stream(ctx, name) })
 }
 
 func (m manager) CreateStream(ctx context.Context, cfg natsjs.StreamConfig) (natsjs.Stream, error) {
@@ -204,7 +204,7 @@ func (m manager) DeleteStream(ctx context.Context, name string) error {
 }
 
 func (m manager) KeyValue(ctx context.Context, bucket string) (natsjs.KeyValue, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.KeyValue(ctx, bucket) })
+	return AskAgain(ctx, m.wait, func(ctx context.Context) (natsjs.KeyValue, error) { return m.JetStream.KeyValue(ctx, bucket) })
 }
 
 func (m manager) CreateKeyValue(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
@@ -213,7 +213,7 @@ func (m manager) CreateKeyValue(ctx context.Context, cfg natsjs.KeyValueConfig) 
 }
 
 func (m manager) Consumer(ctx context.Context, stream, name string) (natsjs.Consumer, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) { return m.JetStream.Consumer(ctx, stream, name) })
+	return AskAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) { return m.JetStream.Consumer(ctx, stream, name) })
 }
 
 func (m manager) CreateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
@@ -225,7 +225,7 @@ func (m manager) CreateConsumer(ctx context.Context, stream string, cfg natsjs.C
 
 func (m manager) UpdateConsumer(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (natsjs.Consumer, error) {
 	defer m.changed(stream, cfg.Name)
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
+	return AskAgain(ctx, m.wait, func(ctx context.Context) (natsjs.Consumer, error) {
 		return m.JetStream.UpdateConsumer(ctx, stream, cfg)
 	})
 }
@@ -238,13 +238,13 @@ func (m manager) CreateOrUpdateConsumer(ctx context.Context, stream string, cfg 
 }
 
 func (m manager) PushConsumer(ctx context.Context, stream, name string) (natsjs.PushConsumer, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (natsjs.PushConsumer, error) {
+	return AskAgain(ctx, m.wait, func(ctx context.Context) (natsjs.PushConsumer, error) {
 		return m.JetStream.PushConsumer(ctx, stream, name)
 	})
 }
 
 func (m manager) PauseConsumer(ctx context.Context, stream, name string, until time.Time) (*natsjs.ConsumerPauseResponse, error) {
-	return askAgain(ctx, m.wait, func(ctx context.Context) (*natsjs.ConsumerPauseResponse, error) {
+	return AskAgain(ctx, m.wait, func(ctx context.Context) (*natsjs.ConsumerPauseResponse, error) {
 		return m.JetStream.PauseConsumer(ctx, stream, name, until)
 	})
 }

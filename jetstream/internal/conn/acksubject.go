@@ -1,36 +1,36 @@
-package jetstream
+package conn
 
 import (
 	"strconv"
 	"strings"
 )
 
-// deliveryMeta is what the server's reply subject says of a delivery.
-type deliveryMeta struct {
-	prefix    int // length of what all ack subjects of the consumer begin with
-	delivered int
-	streamSeq uint64
-	order     uint64
-	storedAt  int64
+// DeliveryMeta is what the server's reply subject says of a delivery.
+type DeliveryMeta struct {
+	Prefix    int // length of what all ack subjects of the consumer begin with
+	Delivered int
+	StreamSeq uint64
+	Order     uint64
+	StoredAt  int64
 }
 
-// parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer
+// ParseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer
 // seq>.<time>.<pending>, or the newer form with domain and account in front and perhaps a random
 // token behind.
-func parseAckSubject(s string) (deliveryMeta, bool) {
+func ParseAckSubject(s string) (DeliveryMeta, bool) {
 	var dots [12]int
 	n := 0
 	for i := range len(s) {
 		if s[i] == '.' {
 			if n == len(dots) {
-				return deliveryMeta{}, false
+				return DeliveryMeta{}, false
 			}
 			dots[n] = i
 			n++
 		}
 	}
 	if !strings.HasPrefix(s, "$JS.ACK.") {
-		return deliveryMeta{}, false
+		return DeliveryMeta{}, false
 	}
 	first := 3 // the dot before <delivered>
 	switch {
@@ -38,7 +38,7 @@ func parseAckSubject(s string) (deliveryMeta, bool) {
 	case n >= 10:
 		first = 5
 	default:
-		return deliveryMeta{}, false
+		return DeliveryMeta{}, false
 	}
 	field := func(i int) (uint64, bool) {
 		v, err := strconv.ParseUint(s[dots[first+i]+1:dots[first+i+1]], 10, 63)
@@ -48,8 +48,8 @@ func parseAckSubject(s string) (deliveryMeta, bool) {
 	seq, ok2 := field(1)
 	order, ok3 := field(2)
 	stored, ok4 := field(3)
-	return deliveryMeta{
-		prefix: dots[first] + 1, delivered: int(delivered), streamSeq: seq, order: order, storedAt: int64(stored), //nolint:gosec // 63 bits
+	return DeliveryMeta{
+		Prefix: dots[first] + 1, Delivered: int(delivered), StreamSeq: seq, Order: order, StoredAt: int64(stored), //nolint:gosec // 63 bits
 	}, ok1 && ok2 && ok3 && ok4
 }
 

@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 // lifecycle is the time from Open to Close, and what Close has to wait for. Its methods may be
 // called concurrently.
 type lifecycle struct {
-	ctx    context.Context // ends during Close, at the latest when endLife is called
-	cancel context.CancelFunc
+	Ctx    context.Context // ends during Close, at the latest when endLife is called
+	Cancel context.CancelFunc
 
 	// lifeMu is between work that begins and endLife, which waits for work. No lock is taken under
 	// lifeMu.
@@ -21,15 +21,15 @@ type lifecycle struct {
 
 // beginLife makes the context, with the values of ctx.
 func (l *lifecycle) beginLife(ctx context.Context) {
-	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	l.Ctx, l.Cancel = context.WithCancel(context.WithoutCancel(ctx))
 }
 
-// closing reports whether endLife was called.
-func (l *lifecycle) closing() bool { return l.ended.Load() }
+// Closing reports whether endLife was called.
+func (l *lifecycle) Closing() bool { return l.ended.Load() }
 
-// beginWork counts work that endLife has to wait for, until the caller calls endWork. It reports
+// BeginWork counts work that endLife has to wait for, until the caller calls EndWork. It reports
 // false when endLife was called; then there must be no such work.
-func (l *lifecycle) beginWork() bool {
+func (l *lifecycle) BeginWork() bool {
 	l.lifeMu.Lock()
 	defer l.lifeMu.Unlock()
 	if l.ended.Load() {
@@ -39,26 +39,26 @@ func (l *lifecycle) beginWork() bool {
 	return true
 }
 
-// endWork is the end of what beginWork counted.
-func (l *lifecycle) endWork() { l.work.Done() }
+// EndWork is the end of what BeginWork counted.
+func (l *lifecycle) EndWork() { l.work.Done() }
 
-// start runs f in a goroutine that endLife waits for. It reports false, and runs nothing, when
+// Start runs f in a goroutine that endLife waits for. It reports false, and runs nothing, when
 // endLife was called.
-func (l *lifecycle) start(f func()) bool {
-	if !l.beginWork() {
+func (l *lifecycle) Start(f func()) bool {
+	if !l.BeginWork() {
 		return false
 	}
 	go func() {
-		defer l.endWork()
+		defer l.EndWork()
 		f()
 	}()
 	return true
 }
 
-// apart is start for what has to run in any case. When endLife was called, f has to end soon, and
+// Apart is start for what has to run in any case. When endLife was called, f has to end soon, and
 // whoever needs its end waits elsewhere, as Publisher.Flush does.
-func (l *lifecycle) apart(f func()) {
-	if !l.start(f) {
+func (l *lifecycle) Apart(f func()) {
+	if !l.Start(f) {
 		go f()
 	}
 }
@@ -68,6 +68,6 @@ func (l *lifecycle) endLife() {
 	l.lifeMu.Lock()
 	l.ended.Store(true)
 	l.lifeMu.Unlock()
-	l.cancel()
+	l.Cancel()
 	l.work.Wait()
 }

@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"math"
@@ -13,7 +13,7 @@ import (
 func TestQuestionsAgainstAMap(t *testing.T) {
 	t.Parallel()
 	type waits struct {
-		who      asker
+		who      Asker
 		deadline int64
 	}
 	var q questions

@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"context"
@@ -15,31 +15,31 @@ func TestLifecycleWaitsForWhatItStarted(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		l.beginLife(ctx)
 		cancel()
-		if l.ctx.Err() != nil {
+		if l.Ctx.Err() != nil {
 			t.Error("the end of the context of Open ends the bus")
 		}
 		var late atomic.Bool
-		l.start(func() {
-			<-l.ctx.Done()
-			if l.start(func() { late.Store(true) }) || l.beginWork() {
+		l.Start(func() {
+			<-l.Ctx.Done()
+			if l.Start(func() { late.Store(true) }) || l.BeginWork() {
 				t.Error("work began after the end")
 			}
 			time.Sleep(time.Minute)
 		})
-		if !l.beginWork() {
+		if !l.BeginWork() {
 			t.Fatal("no work before the end")
 		}
-		time.AfterFunc(2*time.Minute, l.endWork)
+		time.AfterFunc(2*time.Minute, l.EndWork)
 		begun := time.Now()
 		l.endLife()
 		if took := time.Since(begun); took != 2*time.Minute {
 			t.Errorf("the end took %v", took)
 		}
-		if late.Load() || !l.closing() {
-			t.Errorf("started after the end: %v; closing: %v", late.Load(), l.closing())
+		if late.Load() || !l.Closing() {
+			t.Errorf("started after the end: %v; closing: %v", late.Load(), l.Closing())
 		}
 		ran := make(chan struct{})
-		l.apart(func() { close(ran) })
+		l.Apart(func() { close(ran) })
 		<-ran
 	})
 }

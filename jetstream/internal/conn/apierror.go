@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"bytes"
@@ -25,13 +25,13 @@ var (
 // anything.
 func errorCode(m *nats.Msg) int {
 	switch {
-	case noResponders(m):
+	case NoResponders(m):
 		return event.NoResponders
 	case m.Header != nil || bytes.HasPrefix(m.Data, pubAckHead) || !bytes.Contains(m.Data[:min(len(m.Data), errorHead)], errorField):
 		return 0
 	}
 	var got struct {
-		Error apiError `json:"error"`
+		Error APIError `json:"error"`
 	}
 	if json.Unmarshal(m.Data, &got) != nil {
 		return 0
@@ -44,7 +44,7 @@ func errorCode(m *nats.Msg) int {
 
 // countErrors counts the errors in answers that nats.go asked for. The hub's own questions are
 // counted where their answers come in.
-func (p *pool) countErrors() *natsjs.ClientTrace {
+func (p *Pool) countErrors() *natsjs.ClientTrace {
 	return &natsjs.ClientTrace{ResponseReceived: func(_ string, data []byte, header nats.Header) {
 		if code := errorCode(&nats.Msg{Data: data, Header: header}); code != 0 {
 			p.obs.JetStreamError(code)
@@ -52,24 +52,25 @@ func (p *pool) countErrors() *natsjs.ClientTrace {
 	}}
 }
 
-type apiError struct {
+// APIError is an error of JetStream in an answer that this package reads itself.
+type APIError struct {
 	Code        int              `json:"code"`
 	ErrCode     natsjs.ErrorCode `json:"err_code"`
 	Description string           `json:"description"`
 }
 
-func (e *apiError) Error() string {
+func (e *APIError) Error() string {
 	return fmt.Sprintf("nats: %s (code %d, err_code %d)", e.Description, e.Code, e.ErrCode)
 }
 
 // Codes of the server's errors: of those that pass by themselves, and of those that do not.
 const (
 	codeUnavailable = 503
-	codeRefused     = 400
+	CodeRefused     = 400
 )
 
-// passing reports whether an error of the server passes by itself.
-func passing(err error) bool {
+// Passing reports whether an error of the server passes by itself.
+func Passing(err error) bool {
 	refused, ok := errors.AsType[*natsjs.APIError](err)
 	return ok && (refused.Code == codeUnavailable || refused.ErrorCode == errNoPeers)
 }

@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"errors"
@@ -10,8 +10,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// connection connects to NATS. The caller closes the connection.
-func (p *pool) connection(name string, opts ...nats.Option) (*nats.Conn, error) {
+// Connection connects to NATS. The caller closes the connection.
+func (p *Pool) Connection(name string, opts ...nats.Option) (*nats.Conn, error) {
 	all, err := p.natsOptions()
 	if err != nil {
 		return nil, err
@@ -25,19 +25,19 @@ func (p *pool) connection(name string, opts ...nats.Option) (*nats.Conn, error) 
 		for next := errors.Unwrap(cause); next != nil; next = errors.Unwrap(next) {
 			cause = next // err may name a subject of a client
 		}
-		p.cfg.warn(p.ctx, "nats reported an error", cause.Error(), slog.Any("error", err), slog.String("subject", subject))
+		p.cfg.Warn(p.Ctx, "nats reported an error", cause.Error(), slog.Any("error", err), slog.String("subject", subject))
 	}))
-	address := p.cfg.url
-	if p.cfg.embedded != nil {
+	address := p.cfg.URL
+	if p.cfg.Embedded != nil {
 		var own []nats.Option
-		address, own = p.cfg.embedded.Connection()
+		address, own = p.cfg.Embedded.Connection()
 		all = append(all, own...)
 	}
 	return nats.Connect(address, all...)
 }
 
 // natsOptions are what every connection is made with.
-func (p *pool) natsOptions() ([]nats.Option, error) {
+func (p *Pool) natsOptions() ([]nats.Option, error) {
 	opts := []nats.Option{
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(100 * time.Millisecond),
@@ -49,25 +49,25 @@ func (p *pool) natsOptions() ([]nats.Option, error) {
 		nats.MaxPingsOutstanding(2),
 		nats.Timeout(dialWait),
 	}
-	if p.cfg.embedded != nil {
+	if p.cfg.Embedded != nil {
 		return opts, nil // the server has its own
 	}
-	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(p.cfg.margin * 4 / 5)}))
-	if p.cfg.creds != "" {
-		opts = append(opts, nats.UserCredentials(p.cfg.creds))
+	opts = append(opts, nats.SetCustomDialer(&net.Dialer{Timeout: dialWait, Control: limitUnacked(p.cfg.Margin * 4 / 5)}))
+	if p.cfg.Creds != "" {
+		opts = append(opts, nats.UserCredentials(p.cfg.Creds))
 	}
-	if p.cfg.nkeySeed != "" {
-		o, err := nats.NkeyOptionFromSeed(p.cfg.nkeySeed)
+	if p.cfg.NKeySeed != "" {
+		o, err := nats.NkeyOptionFromSeed(p.cfg.NKeySeed)
 		if err != nil {
-			return nil, fmt.Errorf("nkey seed file %s: %w", p.cfg.nkeySeed, err)
+			return nil, fmt.Errorf("nkey seed file %s: %w", p.cfg.NKeySeed, err)
 		}
 		opts = append(opts, o)
 	}
-	if p.cfg.tlsCA != "" {
-		opts = append(opts, nats.RootCAs(p.cfg.tlsCA))
+	if p.cfg.TLSCA != "" {
+		opts = append(opts, nats.RootCAs(p.cfg.TLSCA))
 	}
-	if p.cfg.tlsCert != "" {
-		opts = append(opts, nats.ClientCert(p.cfg.tlsCert, p.cfg.tlsKey))
+	if p.cfg.TLSCert != "" {
+		opts = append(opts, nats.ClientCert(p.cfg.TLSCert, p.cfg.TLSKey))
 	}
 	return opts, nil
 }

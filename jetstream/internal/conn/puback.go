@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"bytes"
@@ -11,18 +11,18 @@ type pubAck struct {
 	Stream    string    `json:"stream"`
 	Seq       uint64    `json:"seq"`
 	Duplicate bool      `json:"duplicate"`
-	Error     *apiError `json:"error"`
+	Error     *APIError `json:"error"`
 }
 
-// strayedError says that a message was stored, and in which other stream.
-type strayedError struct{ stream string }
+// StrayedError says that a message was stored, and in which other stream.
+type StrayedError struct{ Stream string }
 
-func (e *strayedError) Error() string { return "the stream " + e.stream + " took the message" }
+func (e *StrayedError) Error() string { return "the stream " + e.Stream + " took the message" }
 
-// parsePubAck reads the answer of a stream without a decoder where it has the usual form
+// ParsePubAck reads the answer of a stream without a decoder where it has the usual form
 // {"stream":"S","seq":N}. Another stream than that one answers if the stream is gone and the other
-// was given its subject; the error is a *strayedError then.
-func parsePubAck(data []byte, stream string) (pubAck, error) {
+// was given its subject; the error is a *StrayedError then.
+func ParsePubAck(data []byte, stream string) (pubAck, error) {
 	const seq = `","seq":`
 	if rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`)); ok && len(rest) > len(stream) && string(rest[:len(stream)]) == stream {
 		if rest, ok = bytes.CutPrefix(rest[len(stream):], []byte(seq)); ok {
@@ -44,7 +44,7 @@ func parsePubAck(data []byte, stream string) (pubAck, error) {
 		return pubAck{}, ack.Error
 	}
 	if ack.Stream != stream {
-		return pubAck{}, &strayedError{ack.Stream}
+		return pubAck{}, &StrayedError{ack.Stream}
 	}
 	return ack, nil
 }

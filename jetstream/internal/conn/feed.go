@@ -1,4 +1,4 @@
-package jetstream
+package conn
 
 import (
 	"context"
@@ -17,7 +17,7 @@ const (
 	// what has come and was not read yet; the server stops sending at half of it
 	feedBytes     = 64 << 20
 	feedReady     = 512 // messages of those that are ready to be read
-	feedHeartbeat = time.Second
+	FeedHeartbeat = time.Second
 	feedSilence   = 3 // heartbeats without a sign of life, after which it counts as cut off
 )
 
@@ -26,9 +26,9 @@ const (
 // dies. What is lost on the way ends the feed: who reads it begins a new one behind the last
 // message.
 type feed struct {
-	pool   *pool
+	pool   *Pool
 	stream string
-	link   *link
+	link   *Link
 	sub    *nats.Subscription
 	name   string // of the consumer
 
@@ -40,17 +40,17 @@ type feed struct {
 }
 
 var (
-	// errIdle is returned where no message came for a while.
-	errIdle = fmt.Errorf("jetstream: no message came: %w", context.DeadlineExceeded)
-	// errFeedCut is returned where messages were lost, or none can come any more.
-	errFeedCut = errors.New("jetstream: the messages of a stream were cut off")
+	// ErrIdle is returned where no message came for a while.
+	ErrIdle = fmt.Errorf("jetstream: no message came: %w", context.DeadlineExceeded)
+	// ErrFeedCut is returned where messages were lost, or none can come any more.
+	ErrFeedCut = errors.New("jetstream: the messages of a stream were cut off")
 )
 
-// openFeed makes the consumer. pending is how many messages there are at first.
-func (p *pool) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (f *feed, pending uint64, err error) {
-	f = &feed{pool: p, stream: stream, link: p.link(), ready: make(chan *nats.Msg, feedReady), done: make(chan struct{})}
+// OpenFeed makes the consumer. pending is how many messages there are at first.
+func (p *Pool) OpenFeed(ctx context.Context, stream string, cfg natsjs.ConsumerConfig) (f *feed, pending uint64, err error) {
+	f = &feed{pool: p, stream: stream, link: p.Link(), ready: make(chan *nats.Msg, feedReady), done: make(chan struct{})}
 	cfg.DeliverSubject = nats.NewInbox()
-	if f.sub, err = f.link.nc.Subscribe(cfg.DeliverSubject, f.receive); err == nil {
+	if f.sub, err = f.link.NC.Subscribe(cfg.DeliverSubject, f.receive); err == nil {
 		err = f.sub.SetPendingLimits(-1, feedBytes)
 	}
 	if err != nil {
@@ -61,11 +61,11 @@ func (p *pool) openFeed(ctx context.Context, stream string, cfg natsjs.ConsumerC
 	cfg.InactiveThreshold = 30 * time.Second
 	cfg.Replicas = 1
 	cfg.FlowControl = true
-	cfg.IdleHeartbeat = feedHeartbeat
+	cfg.IdleHeartbeat = FeedHeartbeat
 	f.name = rand.Text()
 	cfg.Name = f.name
-	f.heartbeat = time.NewTicker(feedHeartbeat)
-	consumer, err := p.js.CreatePushConsumer(ctx, stream, cfg)
+	f.heartbeat = time.NewTicker(FeedHeartbeat)
+	consumer, err := p.JS.CreatePushConsumer(ctx, stream, cfg)
 	if err != nil {
 		f.abandon(ctx)
 		return nil, 0, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
@@ -82,14 +82,14 @@ func (f *feed) receive(m *nats.Msg) {
 	}
 }
 
-// next waits for a message. It returns errIdle when none came for as long as wait, in whole
+// Next waits for a message. It returns ErrIdle when none came for as long as wait, in whole
 // heartbeats, if that is not 0.
-func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pending uint64, err error) {
+func (f *feed) Next(ctx context.Context, wait time.Duration) (m *StoredMsg, pending uint64, err error) {
 	for idle := time.Duration(0); ; {
 		select {
 		case msg := <-f.ready:
 			f.quiet = 0
-			p, ok := parseAckSubject(msg.Reply)
+			p, ok := ParseAckSubject(msg.Reply)
 			if !ok {
 				if err := f.control(msg); err != nil {
 					return nil, 0, err
@@ -97,18 +97,18 @@ func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pend
 				continue
 			}
 			// without acks nothing is sent twice: a hole would stay one
-			if f.seen++; p.order != f.seen {
-				return nil, 0, fmt.Errorf("%w: message %d is missing", errFeedCut, f.seen)
+			if f.seen++; p.Order != f.seen {
+				return nil, 0, fmt.Errorf("%w: message %d is missing", ErrFeedCut, f.seen)
 			}
-			return &storedMsg{subject: msg.Subject, seq: p.streamSeq, header: msg.Header, data: msg.Data, time: time.Unix(0, p.storedAt)}, ackPending(msg.Reply[p.prefix:]), nil
+			return &StoredMsg{Subject: msg.Subject, Seq: p.StreamSeq, Header: msg.Header, Data: msg.Data, Time: time.Unix(0, p.StoredAt)}, ackPending(msg.Reply[p.Prefix:]), nil
 		case <-ctx.Done():
 			return nil, 0, ctx.Err()
 		case <-f.heartbeat.C:
 			if f.quiet++; f.quiet > feedSilence {
-				return nil, 0, fmt.Errorf("%w: the server is silent", errFeedCut)
+				return nil, 0, fmt.Errorf("%w: the server is silent", ErrFeedCut)
 			}
-			if idle += feedHeartbeat; wait > 0 && idle >= wait {
-				return nil, 0, errIdle
+			if idle += FeedHeartbeat; wait > 0 && idle >= wait {
+				return nil, 0, ErrIdle
 			}
 		}
 	}
@@ -117,24 +117,24 @@ func (f *feed) next(ctx context.Context, wait time.Duration) (m *storedMsg, pend
 // control answers flow control, and compares what a heartbeat says was sent with what came.
 func (f *feed) control(m *nats.Msg) error {
 	if m.Header.Get("Status") != "100" {
-		return fmt.Errorf("%w: status %q", errFeedCut, m.Header.Get("Status"))
+		return fmt.Errorf("%w: status %q", ErrFeedCut, m.Header.Get("Status"))
 	}
 	reply := m.Reply
 	if reply == "" {
 		if n, err := strconv.ParseUint(m.Header.Get("Nats-Last-Consumer"), 10, 64); err == nil && n > f.seen {
-			return fmt.Errorf("%w: message %d is missing", errFeedCut, f.seen+1)
+			return fmt.Errorf("%w: message %d is missing", ErrFeedCut, f.seen+1)
 		}
 		reply = m.Header.Get("Nats-Consumer-Stalled")
 	}
 	if reply == "" {
 		return nil
 	}
-	return f.link.nc.Publish(reply, nil)
+	return f.link.NC.Publish(reply, nil)
 }
 
-// pending asks the server how many messages there are that were not read yet.
-func (f *feed) pending(ctx context.Context) (uint64, error) {
-	c, err := f.pool.js.PushConsumer(ctx, f.stream, f.name)
+// Pending asks the server how many messages there are that were not read yet.
+func (f *feed) Pending(ctx context.Context) (uint64, error) {
+	c, err := f.pool.JS.PushConsumer(ctx, f.stream, f.name)
 	if err != nil {
 		return 0, err
 	}
@@ -145,13 +145,13 @@ func (f *feed) pending(ctx context.Context) (uint64, error) {
 	return info.NumPending, nil
 }
 
-// close removes the consumer; what the server is not told it finds out in 30 s.
-func (f *feed) close(ctx context.Context) {
+// Close removes the consumer; what the server is not told it finds out in 30 s.
+func (f *feed) Close(ctx context.Context) {
 	f.heartbeat.Stop()
 	f.unsubscribe()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = f.pool.js.DeleteConsumer(ctx, f.stream, f.name)
+	_ = f.pool.JS.DeleteConsumer(ctx, f.stream, f.name)
 }
 
 // abandon is close for a consumer that may still come into being, because the caller gave up while
@@ -166,7 +166,7 @@ func (f *feed) abandon(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	for range 5 {
-		if err := f.pool.js.DeleteConsumer(ctx, f.stream, f.name); !errors.Is(err, natsjs.ErrConsumerNotFound) || f.pool.pause(ctx, 10*time.Millisecond) != nil {
+		if err := f.pool.JS.DeleteConsumer(ctx, f.stream, f.name); !errors.Is(err, natsjs.ErrConsumerNotFound) || f.pool.Pause(ctx, 10*time.Millisecond) != nil {
 			return
 		}
 	}
