@@ -106,7 +106,7 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 	prefix := bookmarksPrefix(t, m.group.name)
 	known, err := b.subjectsOf(ctx, bookmarksBucket, prefix+">")
 	if err != nil {
-		return Bookmark{}, b.unavailable(err)
+		return Bookmark{}, b.conn.Unavailable(err)
 	}
 	if _, replaces := known[prefix+keyToken(name)]; !replaces && len(known) >= MaxBookmarks {
 		b.obs.LimitReached("bookmarks")
@@ -124,7 +124,7 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 		return Bookmark{}, err
 	}
 	if err != nil {
-		return Bookmark{}, b.unavailable(err)
+		return Bookmark{}, b.conn.Unavailable(err)
 	}
 	made.Name, made.Stream = name, t.stream.created
 	value, err := json.Marshal(made)
@@ -132,7 +132,7 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 		return Bookmark{}, err
 	}
 	if _, err := b.conn.Write(ctx, "KV_"+bookmarksBucket, &nats.Msg{Subject: prefix + keyToken(name), Data: value}); err != nil {
-		return Bookmark{}, b.unavailable(fmt.Errorf("jetstream: store a bookmark: %w", err))
+		return Bookmark{}, b.conn.Unavailable(fmt.Errorf("jetstream: store a bookmark: %w", err))
 	}
 	return made.Bookmark, nil
 }
@@ -163,7 +163,7 @@ func (m Bookmarks) List(ctx context.Context) ([]Bookmark, error) {
 	prefix := bookmarksPrefix(t, m.group.name)
 	known, err := b.subjectsOf(ctx, bookmarksBucket, prefix+">")
 	if err != nil {
-		return nil, b.unavailable(err)
+		return nil, b.conn.Unavailable(err)
 	}
 	var list []Bookmark
 	for subject := range known {
@@ -190,7 +190,7 @@ func (m Bookmarks) Delete(ctx context.Context, name string) error {
 		return err
 	}
 	if err := m.group.bus.purge(ctx, bookmarksBucket, bookmarksPrefix(t, m.group.name)+keyToken(name), 0); err != nil {
-		return m.group.bus.unavailable(err)
+		return m.group.bus.conn.Unavailable(err)
 	}
 	return nil
 }
@@ -217,7 +217,7 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 		return nil, ptr, nil, event.ErrNotFound
 	}
 	if err != nil {
-		return nil, ptr, nil, g.bus.unavailable(err)
+		return nil, ptr, nil, g.bus.conn.Unavailable(err)
 	}
 	return t, ptr, info, nil
 }
@@ -229,7 +229,7 @@ func (r *records) bookmark(ctx context.Context, t *topicInfo, group, name string
 		return nil, event.ErrNotFound
 	}
 	if err != nil {
-		return nil, r.unavailable(err)
+		return nil, r.conn.Unavailable(err)
 	}
 	var found bookmark
 	if err := json.Unmarshal(m.Data, &found); err != nil || !found.Stream.Equal(t.stream.created) {

@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/native"
 )
 
 // bucketTopic is where a bucket's stream says whose it is.
@@ -27,11 +28,11 @@ type bucket struct {
 }
 
 func newBucket(topic string) *bucket {
-	name := bucketName(topic)
+	name := native.BucketName(topic)
 	return &bucket{stream: "KV_" + name, prefix: "$KV." + name + "."}
 }
 
-func (k *bucket) subject(key string) string { return k.prefix + keyToken(key) }
+func (k *bucket) subject(key string) string { return k.prefix + native.KeyToken(key) }
 
 // config is the bucket's stream: as nats.go makes that of a KV bucket, but with a source in place
 // of subjects, so that native clients read it and nobody writes to it.
@@ -64,7 +65,7 @@ func (k *bucket) source(topic, stream string) *natsjs.StreamSource {
 	return &natsjs.StreamSource{
 		Name:              stream,
 		OptStartSeq:       1,
-		SubjectTransforms: []natsjs.SubjectTransformConfig{{Source: keyedPattern(topic), Destination: k.prefix + "{{wildcard(1)}}"}},
+		SubjectTransforms: []natsjs.SubjectTransformConfig{{Source: native.KeyedPattern(topic), Destination: k.prefix + "{{wildcard(1)}}"}},
 	}
 }
 
@@ -91,7 +92,7 @@ func (s *streams) meetBucket(ctx context.Context, t *topicInfo, source *natsjs.S
 		made = false
 	}
 	if err != nil {
-		return 0, s.unavailable(err)
+		return 0, s.conn.Unavailable(err)
 	}
 	if t.bucket.foreign(t.name, t.stream.name, info) {
 		return 0, &event.Error{Code: event.CodeBadTopic, Msg: "the KV bucket that this compacted topic needs exists and is not the event bus's: choose another topic, or remove bucket " + strings.TrimPrefix(t.bucket.stream, "KV_")}
@@ -219,11 +220,11 @@ func (t *topicInfo) entry(m *conn.StoredMsg) (*event.Event, origin, bool) {
 		return nil, at, false
 	}
 	e := &event.Event{
-		Topic: t.name, Key: tokenKey(m.Subject[len(t.bucket.prefix):]), Payload: m.Data,
+		Topic: t.name, Key: native.ParseKeyToken(m.Subject[len(t.bucket.prefix):]), Payload: m.Data,
 		Stream: t.stream.name, Sequence: at.seq, StoredAt: m.Time.UnixNano(),
 	}
 	e.ReadHeader(m.Header)
-	if m.Header[headerTS] == nil && m.Header[headerID] != nil {
+	if m.Header[native.HeaderTS] == nil && m.Header[native.HeaderID] != nil {
 		if made, v7 := madeAt(e.ID); v7 { // by a hub, right before it was stored
 			e.TS = made.UnixMilli()
 		}
@@ -237,7 +238,7 @@ func (t *topicInfo) entryOrigin(m *conn.StoredMsg) (origin, bool) {
 	if !strings.HasPrefix(m.Subject, t.bucket.prefix) {
 		return origin{}, false
 	}
-	stream, rest, _ := strings.Cut(conn.Last(m.Header[headerSource]), " ")
+	stream, rest, _ := strings.Cut(conn.Last(m.Header[native.HeaderSource]), " ")
 	number, rest, _ := strings.Cut(rest, " ")
 	seq, err := strconv.ParseUint(number, 10, 64)
 	if err != nil || seq == 0 || stream != t.stream.name {

@@ -61,11 +61,11 @@ func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 		}
 	}
 	if err := streams.Err(); err != nil {
-		return nil, b.unavailable(err)
+		return nil, b.conn.Unavailable(err)
 	}
 	reports, err := b.admin.checkBuckets(ctx, found)
 	if err != nil {
-		return nil, b.unavailable(err)
+		return nil, b.conn.Unavailable(err)
 	}
 	return reports, nil
 }
@@ -205,8 +205,10 @@ func (a *admin) reportBuckets(ctx context.Context, known map[string]string) erro
 	met := make(map[string]bool, len(reports))
 	for _, r := range reports {
 		met[r.Topic] = true
-		if t := a.streams.known(r.Topic); t != nil && t.keys != nil {
-			removed += t.keys.looked(r.Entries)
+		if t := a.streams.known(r.Topic); t != nil {
+			if keys := gatesOf(t).keys; keys != nil {
+				removed += keys.looked(r.Entries)
+			}
 		}
 		faults := strings.Join(r.Faults, "; ")
 		switch before := known[r.Topic]; {

@@ -77,7 +77,7 @@ func (c Collections) OpenWithTTL(ctx context.Context, name string, ttl time.Dura
 		}
 	}
 	if err != nil {
-		return nil, r.unavailable(fmt.Errorf("jetstream: bucket %s: %w", name, err))
+		return nil, r.conn.Unavailable(fmt.Errorf("jetstream: bucket %s: %w", name, err))
 	}
 	return &Collection{reads: r, name: name, prefix: "$KV." + name + "."}, nil
 }
@@ -90,7 +90,7 @@ func (c Collections) Delete(ctx context.Context, name string) error {
 		return nil
 	}
 	if err := r.conn.JS.DeleteKeyValue(ctx, name); err != nil && !errors.Is(err, natsjs.ErrBucketNotFound) {
-		return r.unavailable(fmt.Errorf("jetstream: delete bucket %s: %w", name, err))
+		return r.conn.Unavailable(fmt.Errorf("jetstream: delete bucket %s: %w", name, err))
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
 		return &Entry{Key: key}, nil
 	}
 	if err != nil {
-		return nil, c.reads.unavailable(err)
+		return nil, c.reads.conn.Unavailable(err)
 	}
 	return c.entry(m), nil
 }
@@ -179,7 +179,7 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 		return 0, event.ErrKeyChanged
 	}
 	if err != nil {
-		return 0, c.reads.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
+		return 0, c.reads.conn.Unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
 	}
 	return ack.Seq, nil
 }
@@ -210,7 +210,7 @@ func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) error) error {
 	kv, err := c.reads.conn.JS.KeyValue(ctx, c.name)
 	if err != nil {
-		return c.reads.unavailable(err)
+		return c.reads.conn.Unavailable(err)
 	}
 	// When ctx ends while the server makes the consumer, the consumer would stay behind: so the
 	// watch has a context of its own, and Stop ends both. Making it is bounded by the client's
@@ -219,7 +219,7 @@ func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) erro
 	defer end()
 	w, err := kv.Watch(watching, keyToken(key))
 	if err != nil {
-		return c.reads.unavailable(err)
+		return c.reads.conn.Unavailable(err)
 	}
 	defer func() { _ = w.Stop() }()
 	for {
@@ -228,7 +228,7 @@ func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) erro
 			return ctx.Err()
 		case u, open := <-w.Updates():
 			if !open {
-				return c.reads.unavailable(errors.New("jetstream: the watch ended"))
+				return c.reads.conn.Unavailable(errors.New("jetstream: the watch ended"))
 			}
 			if u == nil {
 				continue // the end of what was there

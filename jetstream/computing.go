@@ -8,6 +8,7 @@ import (
 
 	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/schema"
 	"eventhub/jetstream/schema/upcast"
 )
@@ -32,7 +33,7 @@ type computing struct{ ration *cputime.Ration }
 
 // payer returns the client whose ration is charged, or "" for clients that have none.
 func payer(client string) string {
-	if !rationed(client) {
+	if !conn.Rationed(client) {
 		return ""
 	}
 	return client

@@ -62,6 +62,28 @@ func newCore(ctx context.Context, cfg Config) *core {
 	return c
 }
 
+// streamsConfig is what streams are given of the core.
+func (c *core) streamsConfig() streamsConfig {
+	l := &c.limits
+	return streamsConfig{
+		conn: c.conn, rules: c.rules, replicas: c.cfg.Replicas, memory: c.cfg.MemoryStorage, unbounded: c.cfg.Server != nil,
+		limits: streamLimits{
+			Topics: l.Topics, TopicsPerClient: l.TopicsPerClient, StreamGroups: l.StreamGroups, PublishInFlight: l.PublishInFlight, IDsKnown: l.IDsKnown,
+			StorageReserve: l.StorageReserve,
+		},
+		stored: c.stored, askStorage: c.cfg.askStorage,
+		log: c.log, often: c.often, obs: c.obs, clock: c.clock,
+	}
+}
+
+// sharedBucket returns a bucket of all hubs of which nothing but where it is is known.
+func (c *core) sharedBucket(name, description string, entries int64) sharedBucket {
+	return sharedBucket{
+		conn: c.conn, often: c.often, replicas: c.cfg.Replicas, memory: c.cfg.Server != nil && c.cfg.Server.InMemory(),
+		name: name, description: description, max: entries,
+	}
+}
+
 // close waits for all work, and until ctx ends for what was asked over the connections. It then
 // closes these and Config.Server. It is called once.
 func (c *core) close(ctx context.Context) {

@@ -47,14 +47,14 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	}
 	ptr, err := b.records.generations.get(ctx, t, group)
 	if err != nil {
-		return Cursor{}, b.unavailable(err)
+		return Cursor{}, b.conn.Unavailable(err)
 	}
 	info, err := b.records.groupConsumer(ctx, t, &ptr)
 	if errors.Is(err, event.ErrNotFound) {
 		return Cursor{}, event.ErrNotFound
 	}
 	if err != nil {
-		return Cursor{}, b.unavailable(err)
+		return Cursor{}, b.conn.Unavailable(err)
 	}
 	c := Cursor{Topic: topic}
 	c.LastID, c.LastTS, err = b.reads.lastSettled(ctx, t, info)
@@ -72,7 +72,7 @@ func (r *reads) lastSettled(ctx context.Context, t *topicInfo, info *natsjs.Cons
 	case err == nil:
 		return e.ID, e.StoredAt / 1e6, nil
 	case !errors.Is(err, event.ErrNotFound):
-		return "", 0, r.unavailable(err)
+		return "", 0, r.conn.Unavailable(err)
 	case info.AckFloor.Last != nil:
 		return "", info.AckFloor.Last.UnixMilli(), nil
 	}
@@ -106,21 +106,21 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	}
 	ptr, err := b.records.generations.get(ctx, t, group)
 	if err != nil {
-		return Backlog{}, b.unavailable(err)
+		return Backlog{}, b.conn.Unavailable(err)
 	}
 	info, err := b.records.groupConsumer(ctx, t, &ptr)
 	if errors.Is(err, event.ErrNotFound) {
 		return Backlog{}, event.ErrNotFound
 	}
 	if err != nil {
-		return Backlog{}, b.unavailable(err)
+		return Backlog{}, b.conn.Unavailable(err)
 	}
 	backlog := Backlog{
 		Waiting: info.NumPending, Leased: uint64(max(info.NumAckPending, 0)),
 		Floor: info.AckFloor.Stream, Tail: state.LastSeq,
 	}
 	if backlog.PutBack, backlog.PutBackLeased, err = b.queues.putBackCount(ctx, ptr.PutBack); err != nil {
-		return Backlog{}, b.unavailable(err)
+		return Backlog{}, b.conn.Unavailable(err)
 	}
 	return backlog, nil
 }
@@ -144,12 +144,12 @@ func (g Group) Delete(ctx context.Context) error {
 		}
 		ptr, err := b.records.generations.get(ctx, t, group)
 		if err != nil {
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		}
 		info, err := b.records.consumer(ctx, t, ptr.Consumer)
 		exists := err == nil
 		if err != nil && !errors.Is(err, event.ErrNotFound) {
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		}
 		if exists && !ptr.Deleted {
 			_, err := b.records.generations.swap(ctx, t, group, ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, After: ptr.After, Deleted: true}})
@@ -157,21 +157,21 @@ func (g Group) Delete(ctx context.Context) error {
 				continue
 			}
 			if err != nil {
-				return b.unavailable(err)
+				return b.conn.Unavailable(err)
 			}
 		}
 		maker := ""
 		if exists {
 			maker = info.Config.Metadata[metaMaker]
 			if err := b.conn.JS.DeleteConsumer(ctx, t.stream.name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-				return b.unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.stream.name, err))
+				return b.conn.Unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.stream.name, err))
 			}
 		}
 		if err := b.forgetGroup(ctx, t, group, maker); err != nil {
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		}
 		if err := b.queues.dropQueue(ctx, ptr.PutBack); err != nil {
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		}
 		if !exists || ptr.Deleted {
 			return event.ErrNotFound

@@ -7,8 +7,8 @@ import (
 	"sync"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/panics"
-	"eventhub/jetstream/topics"
 )
 
 // derivedRecent is how many keys a topic with DerivedKeys remembers that were counted and may not
@@ -45,15 +45,9 @@ func (p *publishing) derivedKeysOf(topic string) *derivedKeys {
 	return nil
 }
 
-// equip gives a topic what its publishes need.
-func (p *publishing) equip(t *topicInfo, rule *topics.Rule) {
-	t.derived = p.derivedKeysOf(t.name)
-	t.schema = p.schemaGate(t.name, rule)
-}
-
 // admit returns an *Error if the event makes a new key, and client may make no more.
 func (k *derivedKeys) admit(payload []byte, client string) error {
-	if client == "" || strings.HasPrefix(client, ownClient) {
+	if client == "" || strings.HasPrefix(client, conn.OwnClient) {
 		return nil
 	}
 	key := ""
@@ -93,11 +87,15 @@ func (k *derivedKeys) counted(h uint64) bool {
 // keys of the topic, any may be one.
 func (k *derivedKeys) exists(h uint64) bool {
 	t := k.publishing.streams.known(k.Of)
-	if t == nil || t.keys == nil {
+	if t == nil {
 		return false
 	}
-	t.keys.mu.Lock()
-	defer t.keys.mu.Unlock()
-	removed, known := t.keys.hashes[h]
-	return known && !removed || !t.keys.complete
+	keys := gatesOf(t).keys
+	if keys == nil {
+		return false
+	}
+	keys.mu.Lock()
+	defer keys.mu.Unlock()
+	removed, known := keys.hashes[h]
+	return known && !removed || !keys.complete
 }

@@ -70,7 +70,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 		return BucketPosition{}, nil
 	}
 	if err != nil {
-		return since, r.unavailable(err)
+		return since, r.conn.Unavailable(err)
 	}
 	if !since.Created.Equal(native.StreamMade(info)) || info.State.LastSeq < since.Sequence {
 		since = BucketPosition{Created: native.StreamMade(info)}

@@ -81,10 +81,10 @@ func streamNames(ctx context.Context, c *core) (names []string, err error) {
 			Streams []string       `json:"streams"`
 		}
 		if err := askPage(ctx, c, "STREAM.NAMES", offset, &page); err != nil {
-			return nil, c.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
+			return nil, c.conn.Unavailable(fmt.Errorf("jetstream: list streams: %w", err))
 		}
 		if page.Error != nil {
-			return nil, c.unavailable(fmt.Errorf("jetstream: list streams: %w", page.Error))
+			return nil, c.conn.Unavailable(fmt.Errorf("jetstream: list streams: %w", page.Error))
 		}
 		for _, stream := range page.Streams {
 			if !strings.HasPrefix(stream, "KV_") && !strings.HasPrefix(stream, "OBJ_") {

@@ -39,7 +39,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 		return nil, true, nil
 	}
 	if err != nil {
-		return nil, false, r.unavailable(err)
+		return nil, false, r.conn.Unavailable(err)
 	}
 	if s.Max <= 0 {
 		s.Max = maxIDSearch
@@ -71,7 +71,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	}
 	info, err := r.conn.FindStream(ctx, t.stream.name)
 	if err != nil {
-		return nil, false, r.unavailable(err)
+		return nil, false, r.conn.Unavailable(err)
 	}
 	return found, !mayHaveDropped(info, s.Since), nil
 }
@@ -102,7 +102,7 @@ func (h History) DuplicateWindow(ctx context.Context) (time.Duration, error) {
 		if errors.Is(err, event.ErrNotFound) {
 			return 0, event.ErrNotFound
 		}
-		return 0, r.unavailable(err)
+		return 0, r.conn.Unavailable(err)
 	}
 	return info.Config.Duplicates, nil
 }

@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/pacedlog"
 )
 
 // Times of following a bucket.
@@ -25,7 +26,10 @@ const (
 // A sharedBucket is a KV bucket that all hubs of a NATS share and follow. It takes no more than max
 // entries, so that a hub never has to drop one.
 type sharedBucket struct {
-	core        *core
+	conn        *conn.Pool
+	often       *pacedlog.Log
+	replicas    int
+	memory      bool // it is kept in memory
 	name        string
 	description string // of the stream, and in logs: "revoked tokens"
 	max         int64  // entries
@@ -39,15 +43,14 @@ type sharedBucket struct {
 func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
-	c := s.core
-	kv, err := c.conn.JS.KeyValue(ctx, s.name)
+	kv, err := s.conn.JS.KeyValue(ctx, s.name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		if _, err = c.conn.JS.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-			kv, err = c.conn.JS.KeyValue(ctx, s.name)
+		if _, err = s.conn.JS.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+			kv, err = s.conn.JS.KeyValue(ctx, s.name)
 		}
 	}
 	if err != nil {
-		return nil, c.unavailable(fmt.Errorf("jetstream: bucket %s: %w: is this user allowed to make KV buckets?", s.name, err))
+		return nil, s.conn.Unavailable(fmt.Errorf("jetstream: bucket %s: %w: is this user allowed to make KV buckets?", s.name, err))
 	}
 	return kv, nil
 }
@@ -55,12 +58,11 @@ func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
 // config is the stream of the bucket. nats.go makes no bucket that bounds the number of its
 // entries.
 func (s sharedBucket) config() natsjs.StreamConfig {
-	c := s.core
 	cfg := natsjs.StreamConfig{
 		Name: s.stream(), Description: "eventhub: " + s.description, Subjects: []string{s.subject(">")},
 		MaxMsgsPerSubject: 1, MaxMsgs: s.max, MaxBytes: -1, MaxMsgSize: -1, Discard: natsjs.DiscardNew, MaxConsumers: -1,
 		AllowRollup: !s.fixed, DenyDelete: true, DenyPurge: s.fixed, AllowDirect: true, AllowMsgTTL: !s.fixed, DiscardNewPerSubject: s.fixed,
-		Replicas: c.cfg.Replicas,
+		Replicas: s.replicas,
 	}
 	if s.maxBytes > 0 {
 		cfg.MaxBytes = s.maxBytes
@@ -68,7 +70,7 @@ func (s sharedBucket) config() natsjs.StreamConfig {
 	if s.maxEntry > 0 {
 		cfg.MaxMsgSize = s.maxEntry
 	}
-	if c.cfg.Server != nil && c.cfg.Server.InMemory() {
+	if s.memory {
 		cfg.Storage = natsjs.MemoryStorage
 	}
 	return cfg
@@ -89,7 +91,7 @@ func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key s
 		if err == nil || ctx.Err() != nil {
 			continue // connected again, or over
 		}
-		s.core.often.Log(ctx, slog.LevelWarn, "cannot watch a bucket of all hubs; keeping what is known and retrying", s.description, slog.String("of", s.description), slog.Any("error", err))
+		s.often.Log(ctx, slog.LevelWarn, "cannot watch a bucket of all hubs; keeping what is known and retrying", s.description, slog.String("of", s.description), slog.Any("error", err))
 		select {
 		case <-ctx.Done():
 		case <-time.After(followRetry):
@@ -100,7 +102,7 @@ func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key s
 // watch returns nil when the connection was created again: what the server sent meanwhile is
 // unknown.
 func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string, []byte)) error {
-	nc := s.core.conn.JS.Conn()
+	nc := s.conn.JS.Conn()
 	connected := nc.StatusChanged(nats.CONNECTED)
 	defer nc.RemoveStatusListener(connected)
 	kv, err := s.open(ctx)
@@ -161,7 +163,7 @@ func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string
 func (s sharedBucket) last(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, followCheck)
 	defer cancel()
-	info, err := s.core.conn.FindStream(ctx, s.stream())
+	info, err := s.conn.FindStream(ctx, s.stream())
 	if err != nil {
 		return 0, err
 	}

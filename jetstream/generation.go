@@ -311,7 +311,7 @@ func (b *Bus) sweepGroups() {
 		case <-b.conn.Ctx.Done():
 			return
 		case <-tick.C:
-			if err := b.streams.makers.sweep(b.conn.Ctx, "", sweepAge); err != nil && b.conn.Ctx.Err() == nil {
+			if err := b.records.makers.sweep(b.conn.Ctx, "", sweepAge); err != nil && b.conn.Ctx.Err() == nil {
 				b.log.Warn("failed to look for notes of groups that are gone; retrying", slog.Any("error", err))
 			}
 			if err := b.records.generations.sweep(b.conn.Ctx, deletedAge); err != nil && b.conn.Ctx.Err() == nil {

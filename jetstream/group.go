@@ -99,11 +99,6 @@ func (g *group) key() string { return g.topic.stream.name + "." + g.consumer }
 // source names the group as the source of a line in the log.
 func (g *group) source() string { return g.topic.name + "::" + g.name }
 
-// consumerName is the name of a group's first consumer.
-func (t *topicInfo) consumerName(group string) string {
-	return native.ConsumerName(t.name, group, t.stream.family)
-}
-
 // errStreamGone says that the stream was deleted since this hub met it.
 var errStreamGone = errors.New("jetstream: the stream was deleted")
 
@@ -134,7 +129,7 @@ func (b *Bus) join(ctx context.Context, j *joining) (*group, error) {
 	var noted entry
 	g, err := b.joinNoting(ctx, j, &noted)
 	if noted.subject != "" && (err != nil || g.maker != noted.client) {
-		b.streams.makers.forget(ctx, noted) // it was not made, or by another
+		b.records.makers.forget(ctx, noted) // it was not made, or by another
 	}
 	return g, err
 }
@@ -148,7 +143,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 	if j.ends && j.was != nil {
 		switch gone, err := b.records.generations.deleted(ctx, j.was.topic.stream); {
 		case err != nil:
-			return nil, b.unavailable(err)
+			return nil, b.conn.Unavailable(err)
 		case gone:
 			return nil, errGroupDeleted
 		}
@@ -160,7 +155,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 		ptr, err := b.records.generations.get(ctx, t, j.group)
 		if err != nil {
-			return nil, b.unavailable(err)
+			return nil, b.conn.Unavailable(err)
 		}
 		if j.queue = ptr.PutBack; ptr.Deleted {
 			j.queue = ""
@@ -192,7 +187,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return g, err
 		}
 		if err != nil && !errors.Is(err, event.ErrNotFound) {
-			return nil, b.unavailable(err)
+			return nil, b.conn.Unavailable(err)
 		}
 		from, err := b.startOf(ctx, t, j, &ptr, state)
 		if err != nil {
@@ -209,7 +204,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		anew := j.was == nil && !from.goesOn && !ptr.Deleted
 		if anew { // nothing of a group of this name that has ended stays
 			if err := b.purge(ctx, bookmarksBucket, bookmarksPrefix(t, j.group)+">", 0); err != nil {
-				return nil, b.unavailable(err)
+				return nil, b.conn.Unavailable(err)
 			}
 			if anew = ptr.carries(); anew {
 				was := ptr
@@ -233,7 +228,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			continue // another hub was first: its start counts; or the deleted one is still there
 		}
 		if err != nil {
-			return nil, b.unavailable(err)
+			return nil, b.conn.Unavailable(err)
 		}
 		if hasRemains(info) {
 			b.log.WarnContext(ctx, "found the remains of a consumer that the machines of NATS lost in a crash; the group starts under another name",
@@ -250,7 +245,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		// A seek that came between reading the generation and here does not know of this consumer.
 		again, err := b.records.generations.get(ctx, t, j.group)
 		if err != nil {
-			return nil, b.unavailable(err)
+			return nil, b.conn.Unavailable(err)
 		}
 		if !again.Deleted && again.Consumer == info.Name {
 			g := b.newGroup(t, j.group, info, again.revision, again.past())
@@ -278,7 +273,7 @@ func (b *Bus) mayMakeGroup(ctx context.Context, t *topicInfo, j *joining, consum
 	if j.free {
 		return entry{}, nil
 	}
-	return b.streams.makers.note(ctx, t, j.group, j.client)
+	return b.records.makers.note(ctx, t, j.group, j.client)
 }
 
 // makeDurable takes the TTL from a group that a member joins without one, so that nobody ends a
@@ -311,7 +306,7 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 		return nil, errGroupMoved // it ended at this moment
 	}
 	if err != nil {
-		return nil, b.unavailable(fmt.Errorf("jetstream: take the TTL from consumer %s of stream %s: %w", info.Name, t.stream.name, err))
+		return nil, b.conn.Unavailable(fmt.Errorf("jetstream: take the TTL from consumer %s of stream %s: %w", info.Name, t.stream.name, err))
 	}
 	// other hubs read it there
 	rev, err := b.records.generations.swap(ctx, t, name, ptr, durable)
@@ -328,7 +323,7 @@ func (c *core) unavailableUnless(err, but error) error {
 	if errors.Is(err, but) {
 		return err
 	}
-	return c.unavailable(err)
+	return c.conn.Unavailable(err)
 }
 
 // is reports whether a consumer is the group's own, and not another one of its name.
@@ -383,50 +378,6 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 	}
 	// other errors leave the outcome unknown: the sweeper removes what is no group's
 	return info, rev, err
-}
-
-// freshTopic is the topic with the stream as it is now: generations count only for the very stream
-// that they were made for, and what this hub knows may be of one that was deleted and created again
-// meanwhile.
-func (s *streams) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
-	for range 3 {
-		t, err := s.topic(ctx, topic, client)
-		if err != nil {
-			return nil, natsjs.StreamState{}, err
-		}
-		info, err := s.conn.FindStream(ctx, t.stream.name)
-		if err == nil && native.StreamMade(info).Equal(t.stream.created) {
-			return t, info.State, nil
-		}
-		if err != nil && !errors.Is(err, event.ErrNotFound) {
-			return nil, natsjs.StreamState{}, s.unavailable(err)
-		}
-		s.forget(t.stream)
-	}
-	return nil, natsjs.StreamState{}, &event.Error{Code: event.CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
-}
-
-// freshExisting is freshTopic for those who read: it makes nothing, and returns ErrNotFound
-// instead.
-func (s *streams) freshExisting(ctx context.Context, topic string) (*topicInfo, natsjs.StreamState, error) {
-	t, err := s.existing(ctx, topic)
-	if err != nil {
-		return nil, natsjs.StreamState{}, err
-	}
-	info, err := s.conn.FindStream(ctx, t.stream.name)
-	switch {
-	case errors.Is(err, event.ErrNotFound):
-		s.forget(t.stream)
-		return nil, natsjs.StreamState{}, event.ErrNotFound
-	case err != nil:
-		return nil, natsjs.StreamState{}, s.unavailable(err)
-	case !native.StreamMade(info).Equal(t.stream.created):
-		s.forget(t.stream)
-		if t, err = s.existing(ctx, topic); err != nil {
-			return nil, natsjs.StreamState{}, err
-		}
-	}
-	return t, info.State, nil
 }
 
 // gone reports whether err says that a consumer, or its stream, does not exist.

@@ -57,7 +57,7 @@ func (g Group) Info(ctx context.Context) (GroupInfo, error) {
 	}
 	found, err := (&groupReader{admin: g.bus.admin}).info(ctx, t, g.name, &ptr, info)
 	if err != nil {
-		return GroupInfo{}, g.bus.unavailable(err)
+		return GroupInfo{}, g.bus.conn.Unavailable(err)
 	}
 	return found, nil
 }
@@ -203,7 +203,7 @@ func walkGroups[T any](ctx context.Context, r *groupReader, page *GroupsPage, se
 				err = fmt.Errorf("%w (%d groups of stream %s)", errNotCurrent, len(consumers.missing), stream)
 			}
 			if err != nil {
-				return nil, "", r.admin.unavailable(err)
+				return nil, "", r.admin.conn.Unavailable(err)
 			}
 			after.offset = consumers.offset
 			for left := consumers.consumers; len(left) > 0; {
@@ -225,7 +225,7 @@ func walkGroups[T any](ctx context.Context, r *groupReader, page *GroupsPage, se
 					return err
 				})
 				if err != nil {
-					return nil, "", r.admin.unavailable(err)
+					return nil, "", r.admin.conn.Unavailable(err)
 				}
 				for _, value := range values {
 					if value != nil {

@@ -40,12 +40,12 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 		}
 		ptr, err := b.records.generations.get(ctx, t, group)
 		if err != nil {
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		}
 		if _, err = b.records.groupConsumer(ctx, t, &ptr); errors.Is(err, event.ErrNotFound) {
 			return event.ErrNotFound
 		} else if err != nil {
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		}
 		if paused {
 			err = b.records.pauseConsumer(ctx, t, ptr.Consumer, pausedUntil)
@@ -69,7 +69,7 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 			continue
 		}
 		if err != nil {
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		}
 		b.log.InfoContext(ctx, "group paused or resumed", slog.String("topic", g.topic), slog.String("group", group), slog.Bool("paused", paused))
 		return nil

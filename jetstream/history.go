@@ -62,7 +62,7 @@ func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*even
 		if errors.Is(err, event.ErrNotFound) {
 			return nil, event.ErrNotFound
 		}
-		return nil, r.unavailable(err)
+		return nil, r.conn.Unavailable(err)
 	}
 	return t.event(m), nil
 }

@@ -7,7 +7,6 @@ import (
 	"hash/maphash"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
@@ -21,7 +20,7 @@ import (
 const (
 	idSearchBefore = time.Minute
 	idSearchAfter  = 10 * time.Minute
-	maxIDSearch    = 100_000 // events
+	maxIDSearch    = maxRecent
 	// A hub stores an event within milliseconds of making its id. A client's clock may be ahead: so
 	// a search for a UUIDv7 also covers this many messages before.
 	idSearchEarlier = 20_000
@@ -45,8 +44,6 @@ type idSearches struct {
 	reads  *reads
 	places *quota.Places
 	seed   maphash.Seed
-
-	recent atomic.Int64 // ids in the recentIDs of all streams
 
 	mu     sync.Mutex
 	topics map[idTopic]*topicIDs
@@ -142,7 +139,7 @@ func (x *idSearches) search(ctx context.Context, t *topicInfo, id string, state 
 	if err != nil || from > to {
 		return 0, err
 	}
-	first, last, seqs := x.among(&t.stream.recent, id, from, to)
+	first, last, seqs := t.stream.recent.among(id, from, to)
 	found, err := x.scan(ctx, t, id, from, first-1)
 	for i := 0; found == 0 && err == nil && i < len(seqs); i++ {
 		found, err = x.compare(ctx, t, seqs[i], id)
@@ -307,7 +304,7 @@ func (x *idSearches) compare(ctx context.Context, t *topicInfo, seq uint64, id s
 	case errors.Is(err, event.ErrNotFound): // removed since
 		return 0, nil
 	case err != nil:
-		return 0, x.reads.unavailable(err)
+		return 0, x.reads.conn.Unavailable(err)
 	case e.ID != id:
 		return 0, nil
 	default:

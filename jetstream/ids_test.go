@@ -77,30 +77,30 @@ func TestIDsThatAreConfirmedInAnyOrder(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Limits: Limits{IDsKnown: 3_000}})
 	rnd := rand.New(rand.NewPCG(3, 4))
-	s := new(stream)
+	s := &stream{recent: &recentIDs{count: b.streams.recent}}
 	for round := range 50 {
 		first := s.recent.to + 1 + uint64(rnd.IntN(3))
 		order := rnd.Perm(rnd.IntN(1500))
 		for _, i := range order {
 			if seq := first + uint64(i); rnd.IntN(700) > 0 { // else it is somebody else's
-				b.reads.ids.published(s, seq, fmt.Sprint("id ", seq))
+				s.published(seq, fmt.Sprint("id ", seq))
 			}
 		}
-		r := &s.recent
+		r := s.recent
 		for range min(100, r.to) {
 			seq := r.from + uint64(rnd.IntN(int(r.to-r.from)+2))
-			from, to, seqs := b.reads.ids.among(r, fmt.Sprint("id ", seq), 1, r.to)
+			from, to, seqs := r.among(fmt.Sprint("id ", seq), 1, r.to)
 			if want := seq >= r.from && seq <= r.to; want != (len(seqs) == 1 && seqs[0] == seq) || from < r.from || to > r.to {
 				t.Fatalf("round %d: id %d is at %v of %d..%d, and %d..%d is known", round, seq, seqs, from, to, r.from, r.to)
 			}
 		}
-		if n := b.reads.ids.recent.Load(); n != int64(len(r.seqs)) || n > 3_000 || len(r.ahead) > maxAhead {
+		if n := b.streams.recent.ids.Load(); n != int64(len(r.seqs)) || n > 3_000 || len(r.ahead) > maxAhead {
 			t.Fatalf("round %d: %d ids are counted, %d are kept, %d are beyond a gap", round, n, len(r.seqs), len(r.ahead))
 		}
 	}
-	b.reads.ids.drop(s)
-	b.reads.ids.published(s, 1, "late")
-	if n := b.reads.ids.recent.Load(); n != 0 {
+	s.recent.drop()
+	s.published(1, "late")
+	if n := b.streams.recent.ids.Load(); n != 0 {
 		t.Errorf("%d ids are counted of a stream that is gone", n)
 	}
 }
@@ -224,7 +224,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 				break
 			}
 		}
-		if recent := b.reads.ids.recent.Load(); b.reads.ids.known > known || recent > known {
+		if recent := b.streams.recent.ids.Load(); b.reads.ids.known > known || recent > known {
 			t.Fatalf("%d and %d ids are kept", b.reads.ids.known, recent)
 		}
 	}

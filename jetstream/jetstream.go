@@ -97,7 +97,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		return nil, err
 	}
 	b := &Bus{core: c}
-	b.streams = newStreams(b.core)
+	b.streams = newStreams(b.streamsConfig())
 	b.reads = newReads(b.core, b.streams)
 	b.access = newAccess(b.core)
 	b.backups = newBackups(b.core)
@@ -120,9 +120,10 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		Changed:   b.access.native.hubChanged,
 	}
 	b.streams.streamHooks = streamHooks{
-		equip:          b.publishing.equip,
-		keys:           b.publishing.newKeySet,
-		dropped:        b.reads.ids.drop,
+		gates:          b.publishing.newGates,
+		note:           b.records.makers.noteTopic,
+		refusal:        b.records.makers.topicRefusal,
+		met:            b.reportDrift,
 		finishDeletion: b.admin.finishDeletion,
 	}
 	b.admin.adminHooks = adminHooks{

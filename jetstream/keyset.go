@@ -205,7 +205,7 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 			}
 			return "max_keys", &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: ErrMaxKeys}
 		}
-		counts := !known && client != "" && !strings.HasPrefix(client, ownClient)
+		counts := !known && client != "" && !strings.HasPrefix(client, conn.OwnClient)
 		if counts && p.keyShares.Wait(client) > 0 {
 			k.mu.Unlock()
 			return "key_share", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics in 30 days, which is its limit: one more is allowed every %v",

@@ -134,7 +134,7 @@ func (g Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 	}
 	listed := &listedGroups{consumers: make(map[groupName][]*natsjs.ConsumerInfo), missing: make(map[string][]string)}
 	if err = concurrently(len(streams), func(i int) error { return listed.list(ctx, a, streams[i]) }); err != nil {
-		return AllLags{}, a.unavailable(err)
+		return AllLags{}, a.conn.Unavailable(err)
 	}
 	var all AllLags
 	for _, missing := range listed.missing {
@@ -143,7 +143,7 @@ func (g Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 	names := listed.names()
 	r := &groupReader{admin: a}
 	if err := r.remember(ctx, listed.streams(), a.lagEvents.get()); err != nil {
-		return AllLags{}, a.unavailable(err)
+		return AllLags{}, a.conn.Unavailable(err)
 	}
 	defer func() { a.lagEvents.set(r.found) }()
 	for len(names) > 0 {
@@ -160,7 +160,7 @@ func (g Groups) Lags(ctx context.Context, limit int) (AllLags, error) {
 			return err
 		})
 		if err != nil {
-			return AllLags{}, a.unavailable(err)
+			return AllLags{}, a.conn.Unavailable(err)
 		}
 		for _, lag := range found {
 			if lag == nil {

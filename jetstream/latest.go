@@ -66,7 +66,7 @@ func (r *reads) readFailed(err error) error {
 	if err == nil || errors.Is(err, event.ErrNotFound) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return r.unavailable(err)
+	return r.conn.Unavailable(err)
 }
 
 // GetMany returns the newest event of each given key, without unknown and removed keys. It reads a

@@ -203,7 +203,7 @@ func TestGetManyOfLargePayloads(t *testing.T) {
 func TestGetManyWithoutDirectReads(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	cfg := streamConfig(b.rules.Of("theirs"), "theirs", &b.cfg)
+	cfg := streamConfig(b.rules.Of("theirs"), "theirs", b.cfg.Replicas, b.cfg.MemoryStorage)
 	cfg.AllowDirect = false
 	if _, err := b.conn.JS.CreateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)

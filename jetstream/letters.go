@@ -313,7 +313,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 			names[name] = true
 		}
 		if err := list.Err(); err != nil {
-			return nil, d.unavailable(fmt.Errorf("jetstream: list the streams of dead letters: %w", err))
+			return nil, d.conn.Unavailable(fmt.Errorf("jetstream: list the streams of dead letters: %w", err))
 		}
 	}
 	var streams []letterStream
@@ -323,7 +323,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 			continue
 		}
 		if err != nil {
-			return nil, d.unavailable(err)
+			return nil, d.conn.Unavailable(err)
 		}
 		s := letterStream{name: name, created: native.StreamMade(info), first: info.State.FirstSeq, last: info.State.LastSeq, messages: info.State.Msgs}
 		for _, has := range info.Config.Subjects {
@@ -359,7 +359,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 			return nil
 		}
 		if err != nil {
-			return d.unavailable(err)
+			return d.conn.Unavailable(err)
 		}
 		if !slices.ContainsFunc(letterSubjects, func(all string) bool { return covers(all, m.Subject) }) {
 			return nil
@@ -374,7 +374,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 	if !filter.Since.IsZero() {
 		first, err := d.leaderNext(ctx, s.name, 0, farthest(filter.Since), s.subjects)
 		if err != nil {
-			return d.unavailable(err)
+			return d.conn.Unavailable(err)
 		}
 		if first == nil {
 			return nil
@@ -399,7 +399,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 			failed = 1
 		}
 		if failed == readAgain {
-			return d.unavailable(err)
+			return d.conn.Unavailable(err)
 		}
 		if err := d.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err

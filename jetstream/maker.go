@@ -30,41 +30,18 @@ const (
 	metaMaker = "eventhub.maker" // the client that made the group
 )
 
-// What a stream has room for.
-const (
-	// ownConsumers is how many consumers of a stream are kept for the hub itself: for its own
-	// groups, and for reads.
-	ownConsumers = 1_000
-	// serverConsumers is how many consumers a NATS server keeps for a stream that says nothing, and
-	// ownConsumersThere how many of them are kept for the hub itself.
-	serverConsumers   = 1_000
-	ownConsumersThere = 100
-)
-
-// roomFor returns how many consumers a stream may have before clients can make no more groups on
-// it.
-func (c *core) roomFor(cfg *natsjs.StreamConfig) int {
-	switch {
-	case cfg.MaxConsumers > 0:
-		return min(c.limits.StreamGroups, max(cfg.MaxConsumers-min(ownConsumers, cfg.MaxConsumers/10), 1))
-	case c.cfg.Server != nil: // it has no limit of its own
-		return c.limits.StreamGroups
-	}
-	return min(c.limits.StreamGroups, serverConsumers-ownConsumersThere)
-}
-
 // makers counts the topics and the groups that clients have made and that exist.
 type makers struct {
 	core *core
 	// looked is when what of a client's does not exist any more was last looked for.
 	looked    *quota.Set
-	newGroups *ration
+	newGroups *conn.Ration
 }
 
 func newMakers(c *core) *makers {
 	return &makers{
-		core: c, looked: quota.New(1/newRefill.Seconds(), 1, c.limits.Topics, nil),
-		newGroups: newRation(c, "groups_per_client", "groups", c.limits.GroupsPerClient),
+		core: c, looked: quota.New(1/conn.NewRefill.Seconds(), 1, c.limits.Topics, nil),
+		newGroups: conn.NewRation(c.obs, "groups_per_client", "groups", c.limits.GroupsPerClient, c.limits.Topics),
 	}
 }
 
@@ -103,22 +80,23 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 		return entry{}, nil
 	}
 	if !errors.Is(err, event.ErrNotFound) {
-		return entry{}, c.unavailable(err)
+		return entry{}, c.conn.Unavailable(err)
 	}
-	if err := m.newGroups.take(client); err != nil {
+	if err := m.newGroups.Take(client); err != nil {
 		return entry{}, err
 	}
 	return m.write(ctx, e, makerNote{client, t.name, group}, "client_groups", func() (*event.Error, error) { return m.refusal(ctx, t, client) })
 }
 
 // noteTopic is note for a topic that a client is about to make, with a stream of this name. What
-// nobody named makes counts for nobody.
-func (m *makers) noteTopic(ctx context.Context, topic, stream, client string) (entry, error) {
-	if !rationed(client) {
-		return entry{}, nil
+// nobody named makes counts for nobody. undo takes the note back.
+func (m *makers) noteTopic(ctx context.Context, topic, stream, client string) (undo func(context.Context), err error) {
+	if !conn.Rationed(client) {
+		return func(context.Context) {}, nil
 	}
 	e := entry{subject: makersPrefix + objectName(client) + "." + stream, client: client}
-	return m.write(ctx, e, makerNote{Client: client, Topic: topic}, "client_topics", func() (*event.Error, error) { return m.topicRefusal(ctx, client, 0) })
+	e, err = m.write(ctx, e, makerNote{Client: client, Topic: topic}, "client_topics", func() (*event.Error, error) { return m.topicRefusal(ctx, client, 0) })
+	return func(ctx context.Context) { m.forget(ctx, e) }, err
 }
 
 // write writes a note, and takes it back if the client has too many then.
@@ -130,7 +108,7 @@ func (m *makers) write(ctx context.Context, e entry, note makerNote, limit strin
 	}
 	ack, err := c.conn.Write(ctx, "KV_"+makersBucket, &nats.Msg{Subject: e.subject, Data: value})
 	if err != nil {
-		return entry{}, c.unavailable(fmt.Errorf("jetstream: note who makes a topic or a group: %w", err))
+		return entry{}, c.conn.Unavailable(fmt.Errorf("jetstream: note who makes a topic or a group: %w", err))
 	}
 	e.seq = ack.Seq
 	refused, err := refusal()
@@ -144,7 +122,7 @@ func (m *makers) write(ctx context.Context, e entry, note makerNote, limit strin
 	}
 	m.forget(ctx, e)
 	if err != nil {
-		return entry{}, c.unavailable(err)
+		return entry{}, c.conn.Unavailable(err)
 	}
 	c.obs.LimitReached(limit)
 	return entry{}, refused
@@ -152,7 +130,7 @@ func (m *makers) write(ctx context.Context, e entry, note makerNote, limit strin
 
 // topicRefusal returns why a client that is about to make more topics has too many, or nil.
 func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*event.Error, error) {
-	if !rationed(client) {
+	if !conn.Rationed(client) {
 		return nil, nil
 	}
 	noted, err := m.core.subjectsOf(ctx, makersBucket, makersPrefix+objectName(client)+".*")

@@ -117,7 +117,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 		client string
 		age    time.Duration
 	}{{"jwt:eve", sweepYoung}, {"jwt:alice", 0}} {
-		if err := b.streams.makers.sweep(t.Context(), sweep.client, sweep.age); err != nil {
+		if err := b.records.makers.sweep(t.Context(), sweep.client, sweep.age); err != nil {
 			t.Fatal(err)
 		}
 		if n := noted(); n != 3 {
@@ -127,7 +127,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 	if code := makes(t, b, "tabs", "stays", SubscribeOptions{CountFor: "jwt:bob"}); code != "" {
 		t.Fatal(code)
 	}
-	if err := b.streams.makers.sweep(t.Context(), "", 0); err != nil {
+	if err := b.records.makers.sweep(t.Context(), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	if n := noted(); n != 1 {
@@ -198,7 +198,7 @@ func TestRoomOnForeignStreams(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
 	for have, want := range map[int]int{-1: 900, 0: 900, 100: 90, 20_000: 10_000, 11_000: 10_000, 1: 1} {
-		if got := b.roomFor(&natsjs.StreamConfig{MaxConsumers: have}); got != want {
+		if got := b.streams.roomFor(&natsjs.StreamConfig{MaxConsumers: have}); got != want {
 			t.Errorf("a stream of %d consumers has room for %d groups, want %d", have, got, want)
 		}
 	}
@@ -275,7 +275,7 @@ func TestTopicsThatExistCountForTheirMaker(t *testing.T) {
 	if err := b.conn.JS.DeleteStream(t.Context(), "published"); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.streams.makers.sweep(t.Context(), "", 0); err != nil {
+	if err := b.records.makers.sweep(t.Context(), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := publishes("six"); err != nil {

@@ -322,7 +322,7 @@ func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *genera
 	}
 	m, err := b.records.mark(ctx, t, j.group)
 	if err != nil {
-		return s, b.unavailable(err)
+		return s, b.conn.Unavailable(err)
 	}
 	known := m != nil && m.Consumer == ptr.Consumer && m.Stream.Equal(t.stream.created)
 	if !known || time.Since(time.UnixMilli(m.SeenMS)) > m.life() {

@@ -296,7 +296,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.spare(d, false)
 		return // it may have waited for too long to be ours still
 	}
-	if t := in.group.topic; t.schema != nil && meta.Delivered == 1 {
+	if t := in.group.topic; t.schemas && meta.Delivered == 1 {
 		if _, given := schemaHeader(d.Event.Headers); !given {
 			t.obs.SchemaUnversioned()
 		}

@@ -16,21 +16,11 @@ const (
 
 // ValidTopic returns a bad_topic *Error unless topic is dot-separated segments of [A-Za-z0-9_-],
 // 1..251 bytes in all; 255 for the dead letters of a topic.
-func ValidTopic(topic string) error {
-	if err := native.CheckTopic(topic); err != nil {
-		return &event.Error{Code: event.CodeBadTopic, Msg: err.Error()}
-	}
-	return nil
-}
+func ValidTopic(topic string) error { return event.ValidTopic(topic) }
 
 // ValidGroup returns a bad_group *Error unless group is 1..128 bytes of UTF-8 without control
 // characters.
-func ValidGroup(group string) error {
-	if err := native.CheckGroup(group); err != nil {
-		return &event.Error{Code: event.CodeBadGroup, Msg: err.Error()}
-	}
-	return nil
-}
+func ValidGroup(group string) error { return event.ValidGroup(group) }
 
 // The names that package native gives to what is stored, in short.
 

@@ -66,7 +66,7 @@ var depths = []int{maxSegments, 32, 16, 8}
 func (n NATS) Permissions(ctx context.Context, rights *NativeRights, inbox string, watch bool) (*NativePermissions, error) {
 	known, err := n.bus.access.native.get(ctx)
 	if err != nil {
-		return nil, n.bus.unavailable(err)
+		return nil, n.bus.conn.Unavailable(err)
 	}
 	return n.bus.access.permissions(known, rights, inbox, watch), nil
 }

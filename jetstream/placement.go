@@ -52,7 +52,7 @@ func (n NATS) Placements(ctx context.Context) ([]Placement, error) {
 		all = append(all, placement(info, own))
 	}
 	if err := list.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
-		return nil, b.unavailable(fmt.Errorf("jetstream: list streams: %w", err))
+		return nil, b.conn.Unavailable(fmt.Errorf("jetstream: list streams: %w", err))
 	}
 	slices.SortFunc(all, func(a, b Placement) int { return strings.Compare(a.Stream, b.Stream) })
 	return all, nil

@@ -287,7 +287,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 
 // compare says how a stream differs from its rule.
 func compare(r *topics.Rule, topic string, have *natsjs.StreamConfig, defaults *Config) (changes []TopicChange) {
-	want := streamConfig(r, topic, defaults)
+	want := streamConfig(r, topic, defaults.Replicas, defaults.MemoryStorage)
 	differs := func(field, has, wants string, kind ChangeKind, set func(*natsjs.StreamConfig)) {
 		changes = append(changes, TopicChange{Topic: topic, Stream: have.Name, Rule: r.Pattern, Field: field, Have: has, Want: wants, Kind: kind, set: set})
 	}

@@ -127,16 +127,6 @@ func farthest(t time.Time) time.Time {
 	return t
 }
 
-// event decodes a stored message.
-func (t *topicInfo) event(m *conn.StoredMsg) *event.Event {
-	e := &event.Event{Topic: t.name, Key: subjectKey(m.Subject), Payload: m.Data, Stream: t.stream.name, Sequence: m.Seq, StoredAt: m.Time.UnixNano()}
-	e.ReadHeader(m.Header)
-	if t.putBack {
-		readPutBack(e, m.Header)
-	}
-	return e
-}
-
 // applyWait is how long a read waits before it asks again for an event that the stream's leader
 // does not have yet.
 const applyWait = 10 * time.Millisecond
@@ -193,7 +183,7 @@ var errStopWalk = errors.New("stop")
 func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*conn.StoredMsg) error) error {
 	info, err := r.conn.FindStream(ctx, t.stream.name)
 	if err != nil {
-		return r.unavailable(err)
+		return r.conn.Unavailable(err)
 	}
 	end := info.State.LastSeq
 	for failed := 0; ; {
@@ -210,7 +200,7 @@ func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func
 			failed = 1
 		}
 		if failed == readAgain || opts.latestByKey {
-			return r.unavailable(errBehind)
+			return r.conn.Unavailable(errBehind)
 		}
 		opts.start, opts.since = next.Seq, time.Time{}
 		if err := r.conn.Pause(ctx, 100*time.Millisecond); err != nil {
@@ -243,7 +233,7 @@ func (r *reads) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions,
 	}
 	m, err := r.leaderNext(ctx, t.stream.name, seq, opts.since, opts.filters(t))
 	if err != nil {
-		return nil, r.unavailable(err)
+		return nil, r.conn.Unavailable(err)
 	}
 	return m, nil
 }
@@ -273,7 +263,7 @@ func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f f
 		cfg.DeliverPolicy, cfg.OptStartTime = natsjs.DeliverByStartTimePolicy, &since
 	}
 	failed := func(err error) (uint64, bool, error) {
-		return last, false, r.unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+		return last, false, r.conn.Unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
 	}
 	if err := ctx.Err(); err != nil {
 		return failed(err)
@@ -392,7 +382,7 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*event.Event
 	case opts.From.kind == atID:
 		info, err := r.conn.FindStream(ctx, t.stream.name)
 		if err != nil {
-			return r.unavailable(err)
+			return r.conn.Unavailable(err)
 		}
 		if walk.start, err = r.resolve(ctx, t, opts.From, info.State, ""); err != nil {
 			return err

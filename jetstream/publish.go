@@ -174,20 +174,21 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 		}
 	}
 	opts.bytes = opts.size(payload)
-	if err := p.publishing.streams.headrooms.admit(p, t.stream, opts, client); err != nil {
+	if err := p.publishing.byteRations.admit(p, t.stream, opts, client); err != nil {
 		return err
 	}
-	if t.derived != nil {
-		if err := t.derived.admit(payload, client); err != nil {
+	gates := gatesOf(t)
+	if gates.derived != nil {
+		if err := gates.derived.admit(payload, client); err != nil {
 			return err
 		}
 	}
 	switch {
-	case t.keys == nil || opts.Key == "":
+	case gates.keys == nil || opts.Key == "":
 	case opts.KeyExists:
-		t.keys.exists(opts.Key, opts.Tombstone)
+		gates.keys.exists(opts.Key, opts.Tombstone)
 	default:
-		if err := t.keys.admit(ctx, opts.Key, client, opts.Tombstone); err != nil {
+		if err := gates.keys.admit(ctx, opts.Key, client, opts.Tombstone); err != nil {
 			return err
 		}
 	}
@@ -197,7 +198,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 			return p.schedule(ctx, t, payload, opts, at, done)
 		}
 	}
-	if t.dead && rationed(client) {
+	if t.dead && conn.Rationed(client) {
 		return p.sendLetter(ctx, t, payload, opts, client, done, send)
 	}
 	return send(ctx, t, payload, opts, done)
@@ -292,13 +293,14 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 	if opts.Tombstone && len(payload) > 0 && string(payload) != "null" {
 		return nil, event.BadOptions("opts.tombstone removes a key: the payload must be null, or left out")
 	}
-	if t != nil && t.schema != nil {
-		return t, t.schema.admit(ctx, payload, opts, client, t.obs)
-	}
 	if t == nil {
 		if gate := p.schemaGate(topic, p.rules.Of(topic)); gate != nil {
 			return nil, gate.admit(ctx, payload, opts, client, nil)
 		}
+		return nil, nil
+	}
+	if gate := gatesOf(t).schema; gate != nil {
+		return t, gate.admit(ctx, payload, opts, client, t.obs)
 	}
 	return t, nil
 }
@@ -496,7 +498,7 @@ func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err err
 		t.stream.keep.oneStored()
 	}
 	if !ack.Duplicate {
-		p.reads.ids.published(t.stream, ack.Seq, id)
+		t.stream.published(ack.Seq, id)
 	}
 	t.obs.Published(time.Duration(p.clock.Now() - sent))
 	return event.Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil

@@ -1,9 +1,13 @@
 package jetstream
 
 import (
+	"context"
+	"strconv"
 	"sync/atomic"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/quota"
+	"eventhub/jetstream/topics"
 )
 
 // publishing stores events: at once, later, and as dead letters. It has the rations of those who
@@ -24,6 +28,7 @@ type publishing struct {
 	newDerived *quota.Set
 	keyLooks   *quota.Set // look-ups of keys that would be refused, by client
 
+	byteRations   *byteRations
 	letterRations *letterRations
 	firstLetters  firstLetters
 }
@@ -36,6 +41,7 @@ func newPublishing(c *core, s *streams, r *reads, m *schemas) *publishing {
 		keyShares:     quota.New(float64(l.KeyShare)/shareTime.Seconds(), l.KeyShare, l.Topics, nil),
 		newDerived:    quota.New(float64(l.DerivedKeyRate), l.DerivedKeysPerClient, l.Topics, nil),
 		keyLooks:      quota.New(keyLooks, keyLooks, l.Topics, nil),
+		byteRations:   newByteRations(c, s.headrooms),
 		letterRations: newLetterRations(c),
 	}
 	p.schedules = newSchedules(p)
@@ -43,4 +49,38 @@ func newPublishing(c *core, s *streams, r *reads, m *schemas) *publishing {
 }
 
 // begin takes one of the connections, which are there, for what the bus itself publishes.
-func (p *publishing) begin() { p.publisher = p.newPublisher("") }
+func (p *publishing) begin() {
+	p.byteRations.begin()
+	p.publisher = p.newPublisher("")
+}
+
+// gates are what the events of a topic pass before they are stored. Each may be nil.
+type gates struct {
+	keys    *keySet // of the bucket
+	derived *derivedKeys
+	schema  *schemaGate
+}
+
+// newGates makes the gates of a topic whose bucket, if it has one, has so many entries.
+func (p *publishing) newGates(ctx context.Context, t *topicInfo, rule *topics.Rule, entries uint64) any {
+	g := &gates{derived: p.derivedKeysOf(t.name), schema: p.schemaGate(t.name, rule)}
+	if t.bucket != nil {
+		g.keys = p.newKeySet(ctx, t, rule, entries)
+	}
+	return g
+}
+
+var noGates gates
+
+// gatesOf returns the gates of a topic. One that was met by a read has none.
+func gatesOf(t *topicInfo) *gates {
+	if g, ok := t.gates.(*gates); ok {
+		return g
+	}
+	return &noGates
+}
+
+// unnamed is a name for a client that nobody named.
+func (p *publishing) unnamed() string {
+	return conn.OwnClient + strconv.FormatUint(p.clients.Add(1), 36)
+}

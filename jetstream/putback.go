@@ -158,7 +158,7 @@ func readPutBack(e *event.Event, h nats.Header) letterRef {
 // putBackTopic is a topic as its copies in the stream of what was put back.
 func (q *queues) putBackTopic(topic string, info *natsjs.StreamInfo) *topicInfo {
 	return &topicInfo{
-		name: topic, putBack: true, obs: event.NopObserver{}, maxPayload: q.conn.MaxPayload,
+		name: topic, putBack: true, complete: func(e *event.Event, h nats.Header) { readPutBack(e, h) }, obs: event.NopObserver{}, maxPayload: q.conn.MaxPayload,
 		stream: &stream{name: putBackStream, family: true, created: native.StreamMade(info)},
 	}
 }

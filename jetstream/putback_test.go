@@ -231,7 +231,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	}
 	// a hub that was late
 	if _, err := b.publishing.publishWait(t.Context(), func(done func(event.Receipt, error)) error {
-		return b.publishing.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, slots: make(chan struct{}, 1), ready: b.streams.known("gone").stream.ready, headroom: &b.streams.headrooms.file}, subject: queueSubject(old) + "x", obs: event.NopObserver{}}, []byte("1"), &PublishOptions{}, done)
+		return b.publishing.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, family: true, slots: make(chan struct{}, 1), ready: b.streams.known("gone").stream.ready, headroom: &b.streams.headrooms.file}, subject: queueSubject(old) + "x", obs: event.NopObserver{}}, []byte("1"), &PublishOptions{}, done)
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -148,7 +148,7 @@ func (r *Range) name(ctx context.Context) error {
 	if r.Truncated {
 		m, err := b.leaderNext(ctx, t.stream.name, 1, time.Time{}, subjects)
 		if err != nil {
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		}
 		if m != nil {
 			r.FirstID = t.event(m).ID
@@ -163,7 +163,7 @@ func (r *Range) name(ctx context.Context) error {
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
-			return b.unavailable(err)
+			return b.conn.Unavailable(err)
 		case newest == nil || m.Seq > newest.Seq:
 			newest = m
 		}
@@ -226,7 +226,7 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 			failed = 1
 		}
 		if failed == readAgain {
-			return r.reads.unavailable(err)
+			return r.reads.conn.Unavailable(err)
 		}
 		if err := r.reads.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err

@@ -4,17 +4,25 @@ import (
 	"hash/maphash"
 	"math"
 	"sync"
+	"sync/atomic"
+
+	"eventhub/jetstream/event"
 )
 
 // maxAhead is the most ids that a stream keeps beyond a gap. Publishes over several connections are
 // confirmed in any order; a gap that stays is an event of somebody else.
 const maxAhead = 1024
 
+// maxRecent is how many events a recentIDs covers, and how many a search for an id reads.
+const maxRecent = 100_000
+
 // recentIDs are the ids that this hub has published to the stream of one topic, as far back as no
 // event of anybody else lies between them. A search for one of them reads no events. It keeps ids
-// that are no UUIDv7s only: a search for a UUIDv7 reads few events anyway. The zero value is ready
-// for use.
+// that are no UUIDv7s only: a search for a UUIDv7 reads few events anyway. Its methods may be
+// called concurrently.
 type recentIDs struct {
+	count *recentCount
+
 	mu       sync.Mutex
 	from, to uint64 // the sequences that are known
 	// hashes are those of the ids among them that are kept, and seqs their sequences. Both are only
@@ -24,26 +32,40 @@ type recentIDs struct {
 	gone         bool              // the stream is not used any more
 }
 
+// recentCount counts and bounds the ids in the recentIDs of all streams.
+type recentCount struct {
+	seed  maphash.Seed
+	ids   atomic.Int64
+	limit int64 // Limits.IDsKnown
+	obs   event.Observer
+}
+
+func newRecentCount(c *streamsConfig) *recentCount {
+	return &recentCount{seed: maphash.MakeSeed(), limit: int64(c.limits.IDsKnown), obs: c.obs}
+}
+
 // isKept reports whether an id is kept: whether it has not even the form of a UUIDv7.
 func isKept(id string) bool { return len(id) != 36 || id[14] != '7' }
 
 // published notes an event that the stream has confirmed.
-func (x *idSearches) published(s *stream, seq uint64, id string) {
-	if s.family {
-		return
+func (s *stream) published(seq uint64, id string) {
+	if !s.family {
+		s.recent.published(seq, id)
 	}
+}
+
+func (r *recentIDs) published(seq uint64, id string) {
 	var hash uint64 // 0: not kept
 	if isKept(id) {
-		hash = x.hash(id)
+		hash = r.hash(id)
 	}
-	r := &s.recent
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.gone || seq < r.from:
 		return
 	case r.to == 0 || seq <= r.to: // the first, or a server that lost events gives sequences again
-		x.restart(r, seq)
+		r.restart(seq)
 		r.ahead = nil
 	case seq > r.to+1:
 		if r.ahead == nil {
@@ -58,60 +80,59 @@ func (x *idSearches) published(s *stream, seq uint64, id string) {
 		}
 		hash = r.ahead[first]
 		delete(r.ahead, first)
-		x.restart(r, first)
+		r.restart(first)
 	}
-	x.extend(r, hash)
+	r.extend(hash)
 	for len(r.ahead) > 0 {
 		hash, ok := r.ahead[r.to+1]
 		if !ok {
 			return
 		}
 		delete(r.ahead, r.to+1)
-		x.extend(r, hash)
+		r.extend(hash)
 	}
 }
 
 // hash is the hash of an id that is kept, never 0.
-func (x *idSearches) hash(id string) uint64 { return maphash.String(x.seed, id) | 1 }
+func (r *recentIDs) hash(id string) uint64 { return maphash.String(r.count.seed, id) | 1 }
 
 // restart forgets all before a sequence. r.mu is held.
-func (x *idSearches) restart(r *recentIDs, first uint64) {
-	x.recent.Add(int64(-len(r.seqs)))
+func (r *recentIDs) restart(first uint64) {
+	r.count.ids.Add(int64(-len(r.seqs)))
 	r.from, r.to, r.hashes, r.seqs = first, first-1, nil, nil
 }
 
 // extend adds the next sequence. r.mu is held.
-func (x *idSearches) extend(r *recentIDs, hash uint64) {
+func (r *recentIDs) extend(hash uint64) {
 	r.to++
-	if r.to-r.from >= maxIDSearch {
-		r.from = r.to - maxIDSearch + 1
+	if r.to-r.from >= maxRecent {
+		r.from = r.to - maxRecent + 1
 	}
 	if len(r.seqs) > 0 && r.seqs[0] < r.from {
 		r.hashes, r.seqs = r.hashes[1:], r.seqs[1:]
-		x.recent.Add(-1)
+		r.count.ids.Add(-1)
 	}
 	if hash == 0 {
 		return
 	}
 	r.hashes, r.seqs = append(r.hashes, hash), append(r.seqs, r.to)
-	if x.recent.Add(1) > int64(x.reads.limits.IDsKnown) {
-		x.reads.obs.LimitReached("ids_known")
-		x.restart(r, r.to+1)
+	if r.count.ids.Add(1) > r.count.limit {
+		r.count.obs.LimitReached("ids_known")
+		r.restart(r.to + 1)
 	}
 }
 
 // drop forgets what a stream holds that is not used any more.
-func (x *idSearches) drop(s *stream) {
-	r := &s.recent
+func (r *recentIDs) drop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	x.restart(r, 1)
+	r.restart(1)
 	r.ahead, r.gone = nil, true
 }
 
 // among returns which part of from..to is known, and the sequences there that may have the id. The
 // part is empty, with first above last, when nothing is known.
-func (x *idSearches) among(r *recentIDs, id string, from, to uint64) (first, last uint64, seqs []uint64) {
+func (r *recentIDs) among(id string, from, to uint64) (first, last uint64, seqs []uint64) {
 	r.mu.Lock()
 	first, last = max(from, r.from), min(to, r.to)
 	hashes, all := r.hashes, r.seqs
@@ -119,7 +140,7 @@ func (x *idSearches) among(r *recentIDs, id string, from, to uint64) (first, las
 	if first > last || !isKept(id) {
 		return to + 1, to, nil
 	}
-	hash := x.hash(id)
+	hash := r.hash(id)
 	for i, h := range hashes {
 		if h == hash && all[i] >= first && all[i] <= last {
 			seqs = append(seqs, all[i])

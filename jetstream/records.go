@@ -14,6 +14,7 @@ type records struct {
 	recordHooks recordHooks
 
 	generations *generations // nil until open
+	makers      *makers
 	unsaved     unsaved
 }
 
@@ -32,5 +33,5 @@ type recordHooks struct {
 }
 
 func newRecords(c *core, s *streams) *records {
-	return &records{core: c, streams: s, unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)}}
+	return &records{core: c, streams: s, makers: newMakers(c), unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)}}
 }

@@ -256,17 +256,17 @@ func (r *redrive) groupExists(ctx context.Context) error {
 	}
 	ptr, err := d.records.generations.get(ctx, t, r.filter.Group)
 	if err != nil {
-		return d.unavailable(err)
+		return d.conn.Unavailable(err)
 	}
 	if _, err = d.records.groupConsumer(ctx, t, &ptr); err == nil {
 		return nil
 	}
 	if !gone(err) {
-		return d.unavailable(err)
+		return d.conn.Unavailable(err)
 	}
 	alive, err := d.queues.waitsForServer(ctx, t, r.filter.Group, &ptr)
 	if err != nil {
-		return d.unavailable(err)
+		return d.conn.Unavailable(err)
 	}
 	if !alive {
 		return event.ErrNotFound
@@ -344,7 +344,7 @@ func (r *redrive) current(ctx context.Context, l *Letter) (*Letter, error) {
 		return nil, nil //nolint:nilnil // it is gone
 	}
 	if err != nil {
-		return nil, r.letters.unavailable(err)
+		return nil, r.letters.conn.Unavailable(err)
 	}
 	return readLetter(l.Stream, m), nil
 }
@@ -364,7 +364,7 @@ func (r *redrive) discard(ctx context.Context, batch []*Letter) error {
 	each(batch, func(i int, l *Letter) { errs[i] = r.remove(ctx, l) })
 	for _, err := range errs {
 		if err != nil {
-			return r.letters.unavailable(err)
+			return r.letters.conn.Unavailable(err)
 		}
 		r.result.Done++
 	}
@@ -404,7 +404,7 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 			return nil, lost, nil
 		}
 		if err != nil {
-			return nil, "", r.letters.unavailable(err)
+			return nil, "", r.letters.conn.Unavailable(err)
 		}
 		out.event.Payload = m.Data
 	}

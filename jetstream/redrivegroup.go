@@ -81,7 +81,7 @@ func (r *redrive) look(ctx context.Context, batch []*Letter) (out []*putting, la
 	d := r.letters
 	stream, err := d.queues.openPutBack(ctx)
 	if err != nil {
-		return nil, 0, d.unavailable(err)
+		return nil, 0, d.conn.Unavailable(err)
 	}
 	last = stream.State.LastSeq
 	now, copied, errs := make([]*Letter, len(batch)), make([]bool, len(batch)), make([]error, len(batch))
@@ -129,7 +129,7 @@ func (r *redrive) copied(ctx context.Context, queue string, l *Letter) (bool, er
 		return false, nil
 	}
 	if err != nil {
-		return false, r.letters.unavailable(err)
+		return false, r.letters.conn.Unavailable(err)
 	}
 	return true, nil
 }
@@ -269,11 +269,11 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 			r.queues[pair] = queueOf{err: fmt.Errorf("topic %s has no group %q any more", l.Topic, l.Group)}
 			continue
 		case err != nil:
-			return d.unavailable(err)
+			return d.conn.Unavailable(err)
 		}
 		waiting, leased, err := d.queues.putBackCount(ctx, name)
 		if err != nil {
-			return d.unavailable(err)
+			return d.conn.Unavailable(err)
 		}
 		if waiting+leased+uint64(len(batch)) > uint64(d.limits.PutBack) { //nolint:gosec // it is positive
 			d.obs.LimitReached("put_back")

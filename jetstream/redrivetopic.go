@@ -43,7 +43,7 @@ func (r *redrive) toTopics(ctx context.Context, batch []*Letter) error {
 			}
 		}
 		if err := d.removeStored(ctx, l.Stream, l.Sequence); err != nil {
-			return d.unavailable(err)
+			return d.conn.Unavailable(err)
 		}
 		r.result.Done++
 	}

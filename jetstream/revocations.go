@@ -34,7 +34,7 @@ type Revocations struct{ core *core }
 func (a Admin) Revocations() Revocations { return Revocations{a.bus.core} }
 
 func (r Revocations) bucket() sharedBucket {
-	return sharedBucket{core: r.core, name: revokedBucket, description: "revoked tokens", max: MaxRevocations}
+	return r.core.sharedBucket(revokedBucket, "revoked tokens", MaxRevocations)
 }
 
 // Put stores an entry under a key of 1..200 letters, digits, -, _ and dots, or replaces the entry
@@ -51,7 +51,7 @@ func (r Revocations) Put(ctx context.Context, key string, value []byte, life tim
 		return ErrRevocationsFull
 	}
 	if err != nil {
-		return r.core.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", revokedBucket, err))
+		return r.core.conn.Unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", revokedBucket, err))
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr genera
 	for range rewindSure {
 		stream, err := b.conn.FindStream(ctx, t.stream.name)
 		if err != nil {
-			return nil, b.unavailable(err)
+			return nil, b.conn.Unavailable(err)
 		}
 		if end = stream.State.LastSeq; !native.StreamMade(stream).Equal(t.stream.created) || position <= end {
 			return nil, nil
@@ -43,7 +43,7 @@ func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr genera
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return nil, b.unavailable(ctx.Err())
+			return nil, b.conn.Unavailable(ctx.Err())
 		}
 	}
 	to := groupStart{seq: min(info.AckFloor.Stream, end) + 1, ttl: info.Config.InactiveThreshold, maker: info.Config.Metadata[metaMaker], slots: slotsOf(info)}

@@ -18,8 +18,9 @@ const dlqPrefix = native.DeadLetterPrefix
 // isDead reports whether a topic is one of dead letters.
 func isDead(topic string) bool { return topic+"." == dlqPrefix || strings.HasPrefix(topic, dlqPrefix) }
 
-// streamConfig is the stream that a rule makes for topic.
-func streamConfig(r *topics.Rule, topic string, defaults *Config) natsjs.StreamConfig {
+// streamConfig is the stream that a rule makes for topic. Where the rule does not say otherwise,
+// the stream has so many replicas, and is kept in memory or in files.
+func streamConfig(r *topics.Rule, topic string, replicas int, memory bool) natsjs.StreamConfig {
 	cfg := natsjs.StreamConfig{
 		Name:        r.StreamName(topic),
 		Subjects:    r.Subjects(topic),
@@ -29,7 +30,7 @@ func streamConfig(r *topics.Rule, topic string, defaults *Config) natsjs.StreamC
 		MaxBytes:    r.MaxBytes,
 		MaxMsgs:     r.MaxMsgs,
 		Duplicates:  r.DuplicateWindow,
-		Replicas:    cmp.Or(r.Replicas, defaults.Replicas),
+		Replicas:    cmp.Or(r.Replicas, replicas),
 		MaxMsgSize:  -1,
 		AllowDirect: true,
 		Metadata:    map[string]string{"eventhub.pattern": r.Pattern},
@@ -55,7 +56,7 @@ func streamConfig(r *topics.Rule, topic string, defaults *Config) natsjs.StreamC
 	if r.MaxPayload > 0 {
 		cfg.MaxMsgSize = int32(r.MaxPayload + event.PayloadMargin) //nolint:gosec // topics.Validate bounds it
 	}
-	if r.Storage == topics.StorageMemory || r.Storage == "" && defaults.MemoryStorage {
+	if r.Storage == topics.StorageMemory || r.Storage == "" && memory {
 		cfg.Storage = natsjs.MemoryStorage
 	}
 	return cfg

@@ -147,7 +147,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 	case k.lock <- struct{}{}:
 		defer func() { <-k.lock }()
 	case <-ctx.Done():
-		return nil, k.publishing.unavailable(ctx.Err())
+		return nil, k.publishing.conn.Unavailable(ctx.Err())
 	}
 	if s := k.stream.Load(); s != nil {
 		return s, nil
@@ -167,7 +167,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, p.unavailable(err)
+		return nil, p.conn.Unavailable(err)
 	}
 	if !info.Config.AllowMsgSchedules {
 		if made { // by a server that ignores the setting
@@ -230,7 +230,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 	case p.lock <- struct{}{}:
 		defer func() { <-p.lock }()
 	case <-ctx.Done():
-		return false, k.publishing.unavailable(ctx.Err())
+		return false, k.publishing.conn.Unavailable(ctx.Err())
 	}
 	if p.left <= 0 {
 		now := k.publishing.clock.Now()
@@ -243,7 +243,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 			due, err = k.count(ctx, duePrefix+filter)
 		}
 		if err != nil {
-			return false, k.publishing.unavailable(err)
+			return false, k.publishing.conn.Unavailable(err)
 		}
 		room := limit - waiting - due - int(p.sending.Load())
 		p.asked = now
@@ -294,7 +294,7 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 		p.obs.LimitReached("delayed")
 		return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", p.limits.Delayed)}
 	}
-	if client == "" || client[0] == ownClient[0] {
+	if client == "" || client[0] == conn.OwnClient[0] {
 		return func() { all.sending.Add(-1) }, nil
 	}
 	own := places(client)
@@ -392,7 +392,7 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 	defer cancel()
 	err := publishing.schedules.cancel(ctx, delayedName(topic, id))
 	if err != nil && !errors.Is(err, event.ErrNotFound) {
-		return publishing.unavailable(err)
+		return publishing.conn.Unavailable(err)
 	}
 	return err
 }

@@ -180,7 +180,9 @@ func newSchemaTable(m *schemas) *schemaTable {
 }
 
 func (t *schemaTable) bucket() sharedBucket {
-	return sharedBucket{core: t.schemas.core, name: schemasBucket, description: "schemas of topics", max: MaxSchemas, maxEntry: maxSchemaEntry, fixed: true}
+	s := t.schemas.sharedBucket(schemasBucket, "schemas of topics", MaxSchemas)
+	s.maxEntry, s.fixed = maxSchemaEntry, true
+	return s
 }
 
 // open waits until all schemas are known, if a rule asks for schemas: no event passes unseen.
@@ -211,7 +213,7 @@ func (t *schemaTable) load(ctx context.Context) error {
 	case <-t.schemas.conn.Ctx.Done():
 		return event.ErrClosed
 	case <-ctx.Done():
-		return t.schemas.unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
+		return t.schemas.conn.Unavailable(fmt.Errorf("jetstream: bucket %s: could not be read: %w", schemasBucket, ctx.Err()))
 	}
 }
 
@@ -384,7 +386,7 @@ func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, err
 			return set, nil
 		}
 		if err != nil {
-			return nil, t.schemas.unavailable(err)
+			return nil, t.schemas.conn.Unavailable(err)
 		}
 		before := set.latest()
 		t.saw(key, m.Data)
@@ -424,7 +426,7 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 		return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the registry has %d versions, which is its limit", MaxSchemas)}
 	}
 	if err != nil {
-		return t.schemas.unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", schemasBucket, err))
+		return t.schemas.conn.Unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", schemasBucket, err))
 	}
 	t.add(v)
 	return nil

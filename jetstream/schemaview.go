@@ -96,7 +96,7 @@ func (v *SchemaView) Cast(ctx context.Context, e *event.Event) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	return v.table.schemas.unavailable(errNoVersions)
+	return v.table.schemas.conn.Unavailable(errNoVersions)
 }
 
 // errNoVersions says that the server did not tell versions, or that this hub cannot read one.

@@ -116,7 +116,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		defer cancel()
 		mine, err := b.records.turnOfMove(ctx, t)
 		if err != nil {
-			return moved, nil, b.unavailable(err)
+			return moved, nil, b.conn.Unavailable(err)
 		}
 		defer func() {
 			if certain {
@@ -129,7 +129,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	}
 	ptr, err := b.records.generations.get(ctx, t, group)
 	if err != nil {
-		return moved, nil, b.unavailable(err)
+		return moved, nil, b.conn.Unavailable(err)
 	}
 	info, err := b.records.groupConsumer(ctx, t, &ptr)
 	missing := errors.Is(err, event.ErrNotFound)
@@ -137,7 +137,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		return moved, nil, event.ErrNotFound
 	}
 	if err != nil && !missing {
-		return moved, nil, b.unavailable(err)
+		return moved, nil, b.conn.Unavailable(err)
 	}
 	at := groupStart{}
 	if !missing {
@@ -303,7 +303,7 @@ func (r *reads) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64
 		OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
 	})
 	if err != nil {
-		return 0, r.unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err))
+		return 0, r.conn.Unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err))
 	}
 	info := c.CachedInfo()
 	r.deleteConsumer(ctx, t.stream.name, info.Name)

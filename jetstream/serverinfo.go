@@ -60,7 +60,7 @@ func (n NATS) URL() string {
 func (n NATS) Now(ctx context.Context) (time.Time, error) {
 	info, err := n.bus.conn.FindStream(ctx, "KV_"+groupsBucket)
 	if err != nil {
-		return time.Time{}, n.bus.unavailable(err)
+		return time.Time{}, n.bus.conn.Unavailable(err)
 	}
 	return info.TimeStamp, nil
 }
@@ -71,6 +71,18 @@ func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 	info, err := n.bus.askNATS(ctx)
 	info.FileLow, info.MemoryLow = fileLow, memoryLow
 	return info, err
+}
+
+// StorageLow reports whether clients store nothing now, because the files or the memory of NATS
+// have no room left beyond Limits.StorageReserve.
+func (n NATS) StorageLow() (file, memory bool) {
+	return n.bus.streams.headrooms.file.low.Load(), n.bus.streams.headrooms.memory.low.Load()
+}
+
+// stored asks NATS how much it stores, and may still store.
+func (c *core) stored(ctx context.Context) (file, memory storage, err error) {
+	info, err := c.askNATS(ctx)
+	return storage{info.FileBytes, info.FileLeft}, storage{info.MemoryBytes, info.MemoryLeft}, err
 }
 
 // askNATS asks NATS about itself. FileLow and MemoryLow are left false.
@@ -87,7 +99,7 @@ func (c *core) askNATS(ctx context.Context) (ServerInfo, error) {
 	began := time.Now()
 	account, err := c.conn.JS.AccountInfo(ctx)
 	if err != nil {
-		return info, c.unavailable(err)
+		return info, c.conn.Unavailable(err)
 	}
 	info.RoundTrip = time.Since(began)
 	info.Streams, info.Consumers = account.Streams, account.Consumers

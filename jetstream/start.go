@@ -36,7 +36,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	for i, name := range names {
 		_, err := b.Group(name, s.group).Cursor(ctx)
 		if err != nil && !errors.Is(err, event.ErrNotFound) {
-			return nil, b.unavailable(err)
+			return nil, b.conn.Unavailable(err)
 		}
 		exists[i] = err == nil
 		missing = missing || err != nil
@@ -48,7 +48,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			continue
 		}
 		if err != nil {
-			return nil, b.unavailable(err)
+			return nil, b.conn.Unavailable(err)
 		}
 		if exists[i] {
 			// It goes on from where it is; should it vanish at this moment, it starts at the end.

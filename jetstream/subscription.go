@@ -316,7 +316,7 @@ func (s *Subscription) join(ctx context.Context, topic string, start startFunc) 
 	// from now on, other members' questions come to this one, too
 	s.bus.groups.addMember(g, s)
 	if err := g.noteSeen(ctx); err != nil { // before others remove what the group is to be given
-		return s.bus.unavailable(err)
+		return s.bus.conn.Unavailable(err)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
@@ -40,7 +41,7 @@ type stream struct {
 	// one goes alone.
 	ready []atomic.Bool
 	// recent are ids of its last events; of a stream with one topic only.
-	recent recentIDs
+	recent *recentIDs
 }
 
 // topicInfo is one topic as this hub knows it. It is immutable but for what stream holds.
@@ -52,13 +53,15 @@ type topicInfo struct {
 	obs     event.TopicObserver
 
 	bucket     *bucket // nil unless the topic is compacted
-	keys       *keySet // of the bucket; nil for reads
 	dead       bool    // it is one of dead letters
 	putBack    bool    // it is the copies that were put back to one group
-	derived    *derivedKeys
-	maxPayload int         // in bytes
-	source     string      // of the headers of a CloudEvent that publishes add; "": they add none
-	schema     *schemaGate // nil: the rule asks for no schema
+	maxPayload int     // in bytes
+	schemas    bool    // the rule asks for schemas
+	source     string  // of the headers of a CloudEvent that publishes add; "": they add none
+	// complete reads the rest of a stored message; nil: there is none.
+	complete func(e *event.Event, h nats.Header)
+	// gates are what publishing keeps of the topic, made by streamHooks.gates; nil for reads.
+	gates any
 }
 
 // filters select the topic's events in its stream; none where the stream has no other topic.
@@ -73,7 +76,7 @@ func (t *topicInfo) subjectFor(key string) string {
 	if key == "" {
 		return t.subject
 	}
-	return "keyed." + keyToken(key) + t.keyed
+	return "keyed." + native.KeyToken(key) + t.keyed
 }
 
 // topicTable holds the topics that this hub knows.
@@ -141,7 +144,7 @@ func (s *streams) topic(ctx context.Context, name, client string) (*topicInfo, e
 	if t := s.known(name); t != nil {
 		return t, nil
 	}
-	if err := ValidTopic(name); err != nil {
+	if err := event.ValidTopic(name); err != nil {
 		return nil, err
 	}
 	for {
@@ -187,7 +190,7 @@ func (s *streams) existing(ctx context.Context, name string) (*topicInfo, error)
 	if t := s.known(name); t != nil {
 		return t, nil
 	}
-	if err := ValidTopic(name); err != nil {
+	if err := event.ValidTopic(name); err != nil {
 		return nil, err
 	}
 	rule := s.rules.Of(name)
@@ -196,7 +199,7 @@ func (s *streams) existing(ctx context.Context, name string) (*topicInfo, error)
 		return nil, event.ErrNotFound
 	}
 	if err != nil {
-		return nil, s.unavailable(err)
+		return nil, s.conn.Unavailable(err)
 	}
 	return s.newTopic(name, info, rule, false)
 }
@@ -242,7 +245,7 @@ func (s *streams) readable(ctx context.Context, name string) (*topicInfo, error)
 // newTopic refuses a stream that only has the name: what is in it is not the bus's to show. Reads
 // do not keep what they meet, so that they cannot use the limit up.
 func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Rule, keep bool) (*topicInfo, error) {
-	own := []string{plainSubject(name), keyedPattern(name)}
+	own := []string{native.Subject(name, ""), native.KeyedPattern(name)}
 	for _, subject := range own {
 		if !slices.ContainsFunc(info.Config.Subjects, func(pattern string) bool { return covers(pattern, subject) }) {
 			return nil, &event.Error{Code: event.CodeBadTopic, Msg: "a stream with the name of this topic exists that is not the event bus's: choose another topic"}
@@ -254,19 +257,19 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Ru
 		found = &stream{
 			name: info.Config.Name, family: native.IsFamily(name, info.Config.Name, info.Config.Subjects), created: native.StreamMade(info), room: s.roomFor(&info.Config),
 			keep: s.newKeeping(rule, &info.Config), headroom: s.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1)),
-			slots: make(chan struct{}, s.limits.PublishInFlight), ready: make([]atomic.Bool, len(s.conn.Links)),
+			slots: make(chan struct{}, s.limits.PublishInFlight), ready: make([]atomic.Bool, len(s.conn.Links)), recent: &recentIDs{count: s.recent},
 		}
 		if keep {
 			s.topics.streams[found.name] = found // makeTopic has looked at the limit
 			if old != nil {
-				s.streamHooks.dropped(old)
+				old.recent.drop()
 			}
 		}
 	}
 	s.topics.mu.Unlock()
 	t := &topicInfo{
-		name: name, stream: found, subject: plainSubject(name), keyed: "." + name, obs: event.NopObserver{},
-		maxPayload: s.conn.MaxPayload, dead: isDead(name),
+		name: name, stream: found, subject: native.Subject(name, ""), keyed: "." + name, obs: event.NopObserver{},
+		maxPayload: s.conn.MaxPayload, dead: isDead(name), schemas: rule.Schema.Asked(),
 	}
 	if keep {
 		t.obs = s.obs.Topic(name) // reads count nothing, and must not fill the table of labels
@@ -276,9 +279,6 @@ func (s *streams) newTopic(name string, info *natsjs.StreamInfo, rule *topics.Ru
 	}
 	if rule.CloudEvents.Headers {
 		t.source = rule.CloudEvents.Source
-	}
-	if keep {
-		s.streamHooks.equip(t, rule)
 	}
 	if rule.MaxPayload > 0 {
 		t.maxPayload = min(t.maxPayload, rule.MaxPayload)
@@ -296,27 +296,27 @@ func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInf
 	switch {
 	case err == nil:
 		s.reserved.drop(streamName)
-		s.reportDrift(name, rule, info)
+		s.streamHooks.met(name, rule, info)
 		return s.meetTopic(ctx, name, info, rule, false)
 	case !errors.Is(err, event.ErrNotFound):
-		return nil, s.unavailable(err)
+		return nil, s.conn.Unavailable(err)
 	}
-	if rationed(client) && s.headrooms.of(streamConfig(rule, name, &s.cfg).Storage).low.Load() {
+	if conn.Rationed(client) && s.headrooms.of(streamConfig(rule, name, s.replicas, s.memory).Storage).low.Load() {
 		s.obs.LimitReached("storage_reserve")
 		return nil, storageLow(nil)
 	}
 	if !s.reserved.has(streamName) {
-		if err := s.newTopics.take(client); err != nil {
+		if err := s.newTopics.Take(client); err != nil {
 			return nil, err
 		}
 	}
-	note, err := s.makers.noteTopic(ctx, name, streamName, client)
+	undo, err := s.streamHooks.note(ctx, name, streamName, client)
 	if err != nil {
 		return nil, err
 	}
 	info, err = s.createStream(ctx, name, rule)
 	if err != nil {
-		s.makers.forget(ctx, note)
+		undo(ctx)
 		return nil, err
 	}
 	s.reserved.drop(streamName)
@@ -327,14 +327,16 @@ func (s *streams) makeTopic(ctx context.Context, name, client string) (*topicInf
 // just been made.
 func (s *streams) meetTopic(ctx context.Context, name string, info *natsjs.StreamInfo, rule *topics.Rule, made bool) (*topicInfo, error) {
 	t, err := s.newTopic(name, info, rule, true)
-	if err != nil || t.bucket == nil {
-		return t, err
-	}
-	entries, err := s.meetBucket(ctx, t, &info.Config, made)
 	if err != nil {
 		return nil, err
 	}
-	t.keys = s.streamHooks.keys(ctx, t, rule, entries)
+	var entries uint64
+	if t.bucket != nil {
+		if entries, err = s.meetBucket(ctx, t, &info.Config, made); err != nil {
+			return nil, err
+		}
+	}
+	t.gates = s.streamHooks.gates(ctx, t, rule, entries)
 	return t, nil
 }
 
@@ -342,12 +344,12 @@ func (s *streams) meetTopic(ctx context.Context, name string, info *natsjs.Strea
 func (s *streams) createStream(ctx context.Context, topic string, rule *topics.Rule) (*natsjs.StreamInfo, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
-	cfg := streamConfig(rule, topic, &s.cfg)
+	cfg := streamConfig(rule, topic, s.replicas, s.memory)
 	if err := s.awaitGone(ctx, cfg.Name); err != nil {
-		return nil, s.unavailable(err)
+		return nil, s.conn.Unavailable(err)
 	}
 	if _, err := s.streamHooks.finishDeletion(ctx, cfg.Name); err != nil {
-		return nil, s.unavailable(err)
+		return nil, s.conn.Unavailable(err)
 	}
 	cfg.MaxConsumers = s.limits.StreamGroups + ownConsumers
 	made, err := s.conn.JS.CreateStream(ctx, cfg)
@@ -359,9 +361,9 @@ func (s *streams) createStream(ctx context.Context, topic string, rule *topics.R
 		// Another hub made it at the same moment, with other settings: theirs count.
 		info, ferr := s.conn.FindStream(ctx, cfg.Name)
 		if ferr != nil {
-			return nil, s.unavailable(ferr)
+			return nil, s.conn.Unavailable(ferr)
 		}
-		s.reportDrift(topic, rule, info)
+		s.streamHooks.met(topic, rule, info)
 		return info, nil
 	}
 	if err != nil {
@@ -377,7 +379,7 @@ func (s *streams) forget(lost *stream) {
 	defer s.topics.mu.Unlock()
 	if s.topics.streams[lost.name] == lost {
 		delete(s.topics.streams, lost.name)
-		s.streamHooks.dropped(lost)
+		lost.recent.drop()
 		s.topics.missing(lost.name, s.clock.Now())
 	}
 	for name, t := range s.topics.byName {
@@ -413,7 +415,7 @@ func (s *streams) notMade(err error) error {
 		return storageLow(fmt.Errorf("%w: %w", event.ErrNoStream, err))
 	}
 	if !ok || conn.Passing(err) {
-		return s.unavailable(err)
+		return s.conn.Unavailable(err)
 	}
 	code := event.CodeInternal
 	if refused.Code == conn.CodeRefused { // for example: another stream has the topic's subjects
@@ -422,13 +424,85 @@ func (s *streams) notMade(err error) error {
 	return &event.Error{Code: code, Msg: "the event store refuses to make this topic: an operator finds the reason in the log", Err: fmt.Errorf("%w: %w", event.ErrNoStream, err)}
 }
 
-// unavailable wraps a failure of NATS so that a client learns no more than that.
-func (c *core) unavailable(err error) error {
-	if _, ok := errors.AsType[*event.Error](err); ok {
-		return err
+// What a stream has room for.
+const (
+	// ownConsumers is how many consumers of a stream are kept for the hub itself: for its own
+	// groups, and for reads.
+	ownConsumers = 1_000
+	// serverConsumers is how many consumers a NATS server keeps for a stream that says nothing, and
+	// ownConsumersThere how many of them are kept for the hub itself.
+	serverConsumers   = 1_000
+	ownConsumersThere = 100
+)
+
+// roomFor returns how many consumers a stream may have before clients can make no more groups on
+// it.
+func (s *streams) roomFor(cfg *natsjs.StreamConfig) int {
+	switch {
+	case cfg.MaxConsumers > 0:
+		return min(s.limits.StreamGroups, max(cfg.MaxConsumers-min(ownConsumers, cfg.MaxConsumers/10), 1))
+	case s.unbounded:
+		return s.limits.StreamGroups
 	}
-	if c.conn.Closing() {
-		return event.ErrClosed
+	return min(s.limits.StreamGroups, serverConsumers-ownConsumersThere)
+}
+
+// event decodes a stored message.
+func (t *topicInfo) event(m *conn.StoredMsg) *event.Event {
+	_, key, _ := native.ParseSubject(m.Subject)
+	e := &event.Event{Topic: t.name, Key: key, Payload: m.Data, Stream: t.stream.name, Sequence: m.Seq, StoredAt: m.Time.UnixNano()}
+	e.ReadHeader(m.Header)
+	if t.complete != nil {
+		t.complete(e, m.Header)
 	}
-	return &event.Error{Code: event.CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}
+	return e
+}
+
+// consumerName is the name of a group's first consumer.
+func (t *topicInfo) consumerName(group string) string {
+	return native.ConsumerName(t.name, group, t.stream.family)
+}
+
+// freshTopic is the topic with the stream as it is now: generations count only for the very stream
+// that they were made for, and what this hub knows may be of one that was deleted and created again
+// meanwhile.
+func (s *streams) freshTopic(ctx context.Context, topic, client string) (*topicInfo, natsjs.StreamState, error) {
+	for range 3 {
+		t, err := s.topic(ctx, topic, client)
+		if err != nil {
+			return nil, natsjs.StreamState{}, err
+		}
+		info, err := s.conn.FindStream(ctx, t.stream.name)
+		if err == nil && native.StreamMade(info).Equal(t.stream.created) {
+			return t, info.State, nil
+		}
+		if err != nil && !errors.Is(err, event.ErrNotFound) {
+			return nil, natsjs.StreamState{}, s.conn.Unavailable(err)
+		}
+		s.forget(t.stream)
+	}
+	return nil, natsjs.StreamState{}, &event.Error{Code: event.CodeSubscribeFailed, Msg: "the topic is being deleted and made again and again: try later"}
+}
+
+// freshExisting is freshTopic for those who read: it makes nothing, and returns ErrNotFound
+// instead.
+func (s *streams) freshExisting(ctx context.Context, topic string) (*topicInfo, natsjs.StreamState, error) {
+	t, err := s.existing(ctx, topic)
+	if err != nil {
+		return nil, natsjs.StreamState{}, err
+	}
+	info, err := s.conn.FindStream(ctx, t.stream.name)
+	switch {
+	case errors.Is(err, event.ErrNotFound):
+		s.forget(t.stream)
+		return nil, natsjs.StreamState{}, event.ErrNotFound
+	case err != nil:
+		return nil, natsjs.StreamState{}, s.conn.Unavailable(err)
+	case !native.StreamMade(info).Equal(t.stream.created):
+		s.forget(t.stream)
+		if t, err = s.existing(ctx, topic); err != nil {
+			return nil, natsjs.StreamState{}, err
+		}
+	}
+	return t, info.State, nil
 }

@@ -100,7 +100,7 @@ func (c *core) unavailableOrNil(err error) error {
 	if err == nil || errors.Is(err, event.ErrNotFound) {
 		return err
 	}
-	return c.unavailable(err)
+	return c.conn.Unavailable(err)
 }
 
 func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState) (*TopicInfo, error) {
@@ -288,7 +288,7 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	}
 	before, err := t.purgeEnd(ctx, at, state, &opts)
 	if err != nil {
-		return Purged{}, a.unavailable(err)
+		return Purged{}, a.conn.Unavailable(err)
 	}
 	if opts.Bound != "" {
 		bound, ok := parseStreamCursor(opts.Bound)
@@ -302,12 +302,12 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	}
 	all, err := a.count(ctx, at, state)
 	if err != nil {
-		return Purged{}, a.unavailable(err)
+		return Purged{}, a.conn.Unavailable(err)
 	}
 	if opts.DryRun {
 		left, err := a.reads.countFrom(ctx, at, before)
 		if err != nil {
-			return Purged{}, a.unavailable(err)
+			return Purged{}, a.conn.Unavailable(err)
 		}
 		bound := streamCursor{Stream: at.stream.name, Created: at.stream.created.UnixNano(), Next: before}
 		return Purged{Removed: all - min(all, left), Left: left, Bound: bound.String()}, nil
@@ -317,7 +317,7 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	}
 	removed, err := a.purgeTopic(ctx, at, before)
 	if err != nil {
-		return Purged{}, a.unavailable(err)
+		return Purged{}, a.conn.Unavailable(err)
 	}
 	a.log.InfoContext(ctx, "topic purged", slog.String("topic", t.name), slog.Uint64("events", removed), slog.Uint64("before", before))
 	return Purged{Removed: removed, Left: all - min(all, removed)}, nil
@@ -422,7 +422,7 @@ func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 		err = t.deleteStream(ctx, at)
 	}
 	if err != nil {
-		return a.unavailable(err)
+		return a.conn.Unavailable(err)
 	}
 	a.log.InfoContext(ctx, "topic deleted", slog.String("topic", t.name), slog.String("stream", at.stream.name))
 	return nil

@@ -73,7 +73,7 @@ func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage
 		return nil
 	})
 	if err != nil {
-		return DelayedPage{}, a.unavailable(err)
+		return DelayedPage{}, a.conn.Unavailable(err)
 	}
 	if left > 0 {
 		page.Next = strconv.FormatUint(from, 10)

@@ -92,7 +92,7 @@ func (w *watch) follow(ctx context.Context) error {
 	case !native.StreamMade(info).Equal(w.created) || info.State.LastSeq < w.bucketSeq:
 		if !w.told && w.bucketSeq > 0 {
 			// What is missing of the old one nobody knows.
-			return stopped(w.reads.unavailable(errors.New("jetstream: watch: the bucket was replaced during the first reading")))
+			return stopped(w.reads.conn.Unavailable(errors.New("jetstream: watch: the bucket was replaced during the first reading")))
 		}
 		w.created, w.bucketSeq = native.StreamMade(info), 0
 		if !w.told {
@@ -211,7 +211,7 @@ func (w *watch) hide(m *conn.StoredMsg) error {
 		return nil
 	}
 	if len(w.hidden) == watchHidden {
-		return stopped(w.reads.unavailable(errors.New("jetstream: watch: native clients wrote too many keys to the bucket; repair the bucket")))
+		return stopped(w.reads.conn.Unavailable(errors.New("jetstream: watch: native clients wrote too many keys to the bucket; repair the bucket")))
 	}
 	if w.hidden == nil {
 		w.hidden = make(map[string]uint64)

@@ -205,3 +205,14 @@ func (p *Pool) Pause(ctx context.Context, d time.Duration) error {
 		return event.ErrClosed
 	}
 }
+
+// Unavailable wraps a failure of NATS so that a client learns no more than that.
+func (p *Pool) Unavailable(err error) error {
+	if _, ok := errors.AsType[*event.Error](err); ok {
+		return err
+	}
+	if p.Closing() {
+		return event.ErrClosed
+	}
+	return &event.Error{Code: event.CodeInternal, Msg: "the event store did not answer as it should: try again later", Err: err}
+}
