@@ -6,6 +6,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -27,7 +28,7 @@ func (a Admin) Snapshots() []topics.Rule {
 // groups.
 type admin struct {
 	*core
-	streams    *streams
+	streams    *streams.Streams
 	reads      *reads
 	records    *records
 	publishing *publishing
@@ -40,7 +41,7 @@ type admin struct {
 // bus is open.
 type adminHooks struct {
 	// members returns how many members of a group with this consumer the hub has.
-	members func(t *topicInfo, consumer string) int
+	members func(t *streams.Topic, consumer string) int
 	// seen takes what the server has said of a consumer.
 	seen func(info *natsjs.ConsumerInfo)
 	// stuckSince returns since when a group is stuck; the zero time if it is not.
@@ -49,6 +50,6 @@ type adminHooks struct {
 	deleteGroup func(ctx context.Context, topic, group string) error
 }
 
-func newAdmin(c *core, s *streams, r *reads, records *records, p *publishing) *admin {
+func newAdmin(c *core, s *streams.Streams, r *reads, records *records, p *publishing) *admin {
 	return &admin{core: c, streams: s, reads: r, records: records, publishing: p}
 }

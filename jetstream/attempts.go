@@ -275,7 +275,7 @@ func (r *restingGroups) dropLocked(key string) {
 
 // eventKey names the event of d in the hub's buckets.
 func (d *Delivery) eventKey() string {
-	return native.NoteKey(d.group.topic.stream.name, d.group.consumer, d.group.created, d.seq)
+	return native.NoteKey(d.group.topic.Stream.Name, d.group.consumer, d.group.created, d.seq)
 }
 
 // attemptsSubject is where the deliveries of the event are noted.

@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -88,7 +89,7 @@ func validBookmark(name string) error {
 	return nil
 }
 
-func bookmarksPrefix(t *topicInfo, group string) string {
+func bookmarksPrefix(t *streams.Topic, group string) string {
 	return "$KV." + bookmarksBucket + "." + groupKey(t, group) + "."
 }
 
@@ -126,7 +127,7 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 	if err != nil {
 		return Bookmark{}, b.conn.Unavailable(err)
 	}
-	made.Name, made.Stream = name, t.stream.created
+	made.Name, made.Stream = name, t.Stream.Created
 	value, err := json.Marshal(made)
 	if err != nil {
 		return Bookmark{}, err
@@ -196,17 +197,17 @@ func (m Bookmarks) Delete(ctx context.Context, name string) error {
 }
 
 // pointer returns the topic and the generation of a group that exists.
-func (g Group) pointer(ctx context.Context) (*topicInfo, generation, error) {
+func (g Group) pointer(ctx context.Context) (*streams.Topic, generation, error) {
 	t, ptr, _, err := g.present(ctx)
 	return t, ptr, err
 }
 
 // present is pointer with the consumer.
-func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info *natsjs.ConsumerInfo, err error) {
+func (g Group) present(ctx context.Context) (t *streams.Topic, ptr generation, info *natsjs.ConsumerInfo, err error) {
 	if err := ValidGroup(g.name); err != nil {
 		return nil, ptr, nil, err
 	}
-	if t, _, err = g.bus.streams.freshExisting(ctx, g.topic); err != nil {
+	if t, _, err = g.bus.streams.FreshExisting(ctx, g.topic); err != nil {
 		return nil, ptr, nil, err
 	}
 	ptr, err = g.bus.records.generations.get(ctx, t, g.name)
@@ -223,7 +224,7 @@ func (g Group) present(ctx context.Context) (t *topicInfo, ptr generation, info 
 }
 
 // bookmark reads a bookmark. One of a stream that was deleted and created again is none.
-func (r *records) bookmark(ctx context.Context, t *topicInfo, group, name string) (*bookmark, error) {
+func (r *records) bookmark(ctx context.Context, t *streams.Topic, group, name string) (*bookmark, error) {
 	m, err := r.conn.LastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, event.ErrNotFound
@@ -232,7 +233,7 @@ func (r *records) bookmark(ctx context.Context, t *topicInfo, group, name string
 		return nil, r.conn.Unavailable(err)
 	}
 	var found bookmark
-	if err := json.Unmarshal(m.Data, &found); err != nil || !found.Stream.Equal(t.stream.created) {
+	if err := json.Unmarshal(m.Data, &found); err != nil || !found.Stream.Equal(t.Stream.Created) {
 		return nil, event.ErrNotFound // an unreadable bookmark says nothing
 	}
 	return &found, nil
@@ -250,7 +251,7 @@ const (
 // which. Hubs know what they hold. Nothing is delivered meanwhile, so if hubs hold as many events
 // as the server waits for, these are the ones. Events that wait on the server for a new delivery
 // are in no hub's hands; the bookmark is then not exact.
-func (b *Bus) takeBookmark(ctx context.Context, t *topicInfo, group string, ptr *generation) (*bookmark, error) {
+func (b *Bus) takeBookmark(ctx context.Context, t *streams.Topic, group string, ptr *generation) (*bookmark, error) {
 	info, err := b.records.groupConsumer(ctx, t, ptr)
 	if err != nil {
 		return nil, err
@@ -312,7 +313,7 @@ func (p *generation) bookmark(info *natsjs.ConsumerInfo, unsettled []uint64, exa
 }
 
 // endShortPause ends the pause of takeBookmark, unless somebody has paused the group meanwhile.
-func (b *Bus) endShortPause(ctx context.Context, t *topicInfo, group, consumer string) {
+func (b *Bus) endShortPause(ctx context.Context, t *streams.Topic, group, consumer string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 	defer cancel()
 	ptr, err := b.records.generations.get(ctx, t, group)
@@ -343,12 +344,12 @@ const heldPrefix = "HELD."
 const heldWait = 250 * time.Millisecond
 
 // askHeld returns what hubs hold of a consumer, in order. It returns as soon as it has enough.
-func (r *records) askHeld(ctx context.Context, t *topicInfo, consumer string, enough int) ([]uint64, error) {
+func (r *records) askHeld(ctx context.Context, t *streams.Topic, consumer string, enough int) ([]uint64, error) {
 	if enough == 0 {
 		return nil, nil
 	}
 	held := make(map[uint64]struct{})
-	err := r.askHubs(ctx, heldQuestion{Held: t.stream.name + "." + consumer}, heldWait, func(answer []byte) bool {
+	err := r.askHubs(ctx, heldQuestion{Held: t.Stream.Name + "." + consumer}, heldWait, func(answer []byte) bool {
 		var seqs []uint64
 		if json.Unmarshal(answer, &seqs) == nil {
 			for _, seq := range seqs {
@@ -461,7 +462,7 @@ func (g *group) surelyHeld() []uint64 {
 }
 
 // aimAtBookmark resolves a bookmark.
-func (r *records) aimAtBookmark(ctx context.Context, t *topicInfo, group, name string, state natsjs.StreamState) (aim, error) {
+func (r *records) aimAtBookmark(ctx context.Context, t *streams.Topic, group, name string, state natsjs.StreamState) (aim, error) {
 	found, err := r.bookmark(ctx, t, group, name)
 	if err != nil {
 		return aim{}, err

@@ -187,12 +187,12 @@ func TestBucketWhoseSourceIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Topics: compactedRules})
 	set(t, b, "state.a", "k", "1")
-	at := b.streams.known("state.a")
-	source, err := b.conn.FindStream(t.Context(), at.stream.name)
+	at := b.streams.Known("state.a")
+	source, err := b.conn.FindStream(t.Context(), at.Stream.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.conn.FindStream(t.Context(), at.bucket.stream)
+	info, err := b.conn.FindStream(t.Context(), at.Bucket.Stream)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,11 +200,11 @@ func TestBucketWhoseSourceIsStartedAgain(t *testing.T) {
 	var other sync.WaitGroup
 	other.Go(func() {
 		for ctx.Err() == nil {
-			b.streams.restartSource(t.Context(), at, info)
+			b.streams.RestartSource(t.Context(), at, info)
 		}
 	})
 	for range 300 {
-		if _, err := b.streams.createBucket(t.Context(), at, &source.Config); err != nil {
+		if _, err := b.streams.CreateBucket(t.Context(), at, &source.Config); err != nil {
 			t.Error(err)
 			break
 		}

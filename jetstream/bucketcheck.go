@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // Bounds of looking after buckets.
@@ -42,7 +44,7 @@ type BucketReport struct {
 // this hub has used them. It changes nothing. The reports have no order.
 func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 	b := a.bus
-	var found []*topicInfo
+	var found []*streams.Topic
 	streams := b.conn.JS.ListStreams(ctx)
 	for info := range streams.Info() {
 		for _, subject := range info.Config.Subjects {
@@ -54,7 +56,7 @@ func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 			if !rule.Compaction || rule.StreamName(topic) != info.Config.Name {
 				continue
 			}
-			if t, err := b.streams.newTopic(topic, info, rule, false); err == nil {
+			if t, err := b.streams.NewTopic(topic, info, rule, false); err == nil {
 				found = append(found, t)
 			}
 			break // the other subject is that of events with a key
@@ -71,7 +73,7 @@ func (a Admin) CheckBuckets(ctx context.Context) ([]BucketReport, error) {
 }
 
 // checkBuckets looks at buckets, a few at a time.
-func (a *admin) checkBuckets(ctx context.Context, topics []*topicInfo) ([]BucketReport, error) {
+func (a *admin) checkBuckets(ctx context.Context, topics []*streams.Topic) ([]BucketReport, error) {
 	reports := make([]BucketReport, len(topics))
 	errs := make([]error, len(topics))
 	var readers sync.WaitGroup
@@ -89,10 +91,10 @@ func (a *admin) checkBuckets(ctx context.Context, topics []*topicInfo) ([]Bucket
 
 // checkBucket looks at one bucket, and again a moment later if its source says nothing: one that
 // just begins does not either.
-func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, error) {
-	r := BucketReport{Topic: t.name, Bucket: strings.TrimPrefix(t.bucket.stream, "KV_")}
+func (a *admin) checkBucket(ctx context.Context, t *streams.Topic) (BucketReport, error) {
+	r := BucketReport{Topic: t.Name, Bucket: strings.TrimPrefix(t.Bucket.Stream, "KV_")}
 	for again := false; ; again = true {
-		info, err := a.conn.FindStream(ctx, t.bucket.stream)
+		info, err := a.conn.FindStream(ctx, t.Bucket.Stream)
 		if errors.Is(err, event.ErrNotFound) {
 			r.Faults = []string{"it is gone"}
 			return r, nil
@@ -101,11 +103,11 @@ func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, er
 			return r, err
 		}
 		r.Entries, r.Lag, r.Faults = info.State.Msgs, 0, nil
-		if t.bucket.foreign(t.name, t.stream.name, info) {
+		if t.Bucket.Foreign(t.Name, t.Stream.Name, info) {
 			r.Faults = []string{"a stream of its name exists that is not the event bus's"}
 			return r, nil
 		}
-		r.Faults = t.bucket.faults(t.name, t.stream.name, info)
+		r.Faults = t.Bucket.Faults(t.Name, t.Stream.Name, info)
 		quiet := false
 		for _, s := range info.Sources {
 			r.Lag += s.Lag
@@ -133,31 +135,27 @@ func (a *admin) checkBucket(ctx context.Context, t *topicInfo) (BucketReport, er
 // staleSource says what keeps servers before 2.15 from filling the bucket of a topic whose stream
 // was removed and made again: they go on behind the last event that came from the old one, and take
 // the new one's for known.
-func (a *admin) staleSource(ctx context.Context, t *topicInfo) (string, error) {
-	m, err := a.conn.LastBySubject(ctx, t.bucket.stream, t.bucket.prefix+">")
+func (a *admin) staleSource(ctx context.Context, t *streams.Topic) (string, error) {
+	m, err := a.conn.LastBySubject(ctx, t.Bucket.Stream, t.Bucket.Prefix+">")
 	if errors.Is(err, event.ErrNotFound) {
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
-	at, ours := t.entryOrigin(m)
-	if !ours || at.ident != "" { // no need to ask
+	at, ours := t.EntryOrigin(m)
+	if !ours || at.Ident != "" { // no need to ask
 		return "", nil
 	}
-	source, err := a.conn.FindStream(ctx, t.stream.name)
-	if errors.Is(err, event.ErrNotFound) || err == nil && !at.beyond(source.State.LastSeq) {
+	source, err := a.conn.FindStream(ctx, t.Stream.Name)
+	if errors.Is(err, event.ErrNotFound) || err == nil && !at.Beyond(source.State.LastSeq) {
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("the stream of the topic was created again, and this server takes nothing of it before event %d: delete the bucket and repair it, which fills it from the new stream", at.seq+1), nil
+	return fmt.Sprintf("the stream of the topic was created again, and this server takes nothing of it before event %d: delete the bucket and repair it, which fills it from the new stream", at.Seq+1), nil
 }
-
-// beyond reports whether the server takes the events of a stream that ends at last for ones that
-// came already.
-func (o origin) beyond(last uint64) bool { return o.ident == "" && o.seq > last }
 
 // lookAfterBuckets checks the buckets of the topics that this hub has met.
 //
@@ -183,16 +181,8 @@ func (a *admin) lookAfterBuckets() {
 }
 
 // compactedTopics are those that this hub knows.
-func (a *admin) compactedTopics() []*topicInfo {
-	a.streams.topics.mu.RLock()
-	defer a.streams.topics.mu.RUnlock()
-	var found []*topicInfo
-	for _, t := range a.streams.topics.byName {
-		if t.bucket != nil {
-			found = append(found, t)
-		}
-	}
-	return found
+func (a *admin) compactedTopics() []*streams.Topic {
+	return slices.DeleteFunc(a.streams.Met(), func(t *streams.Topic) bool { return t.Bucket == nil })
 }
 
 // reportBuckets logs what has become of buckets since the last time, and sets the gauge.
@@ -205,7 +195,7 @@ func (a *admin) reportBuckets(ctx context.Context, known map[string]string) erro
 	met := make(map[string]bool, len(reports))
 	for _, r := range reports {
 		met[r.Topic] = true
-		if t := a.streams.known(r.Topic); t != nil {
+		if t := a.streams.Known(r.Topic); t != nil {
 			if keys := gatesOf(t).keys; keys != nil {
 				removed += keys.looked(r.Entries)
 			}

@@ -6,6 +6,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/quota"
 )
 
@@ -24,12 +25,12 @@ const (
 // byteRations are the bytes that clients may publish.
 type byteRations struct {
 	core      *core
-	headrooms *headrooms
+	headrooms *streams.Headrooms
 	published *quota.Set // bytes, by client
 	stored    *quota.Set // the same over storedAge; nil: any
 }
 
-func newByteRations(c *core, h *headrooms) *byteRations {
+func newByteRations(c *core, h *streams.Headrooms) *byteRations {
 	l := c.limits
 	return &byteRations{core: c, headrooms: h, published: quota.New(float64(l.PublishRate), l.PublishBurst, l.Topics, nil)}
 }
@@ -37,8 +38,8 @@ func newByteRations(c *core, h *headrooms) *byteRations {
 // begin finds out what a share of the store is, once NATS was asked for its room.
 func (r *byteRations) begin() {
 	share := r.core.limits.StorageShare
-	if left := r.headrooms.file.left.Load(); share == 0 && left < unbounded {
-		share = int(max(left/shareOf, r.headrooms.file.reserve.Load()))
+	if left := r.headrooms.File.Left.Load(); share == 0 && left < streams.Unbounded {
+		share = int(max(left/shareOf, r.headrooms.File.Reserve.Load()))
 	}
 	if share > 0 {
 		r.stored = quota.New(float64(share)/storedAge.Seconds(), share, r.core.limits.Topics, nil)
@@ -62,7 +63,7 @@ func (o *PublishOptions) size(payload []byte) int64 {
 // admit takes an event of opts.bytes from the rations of its client and from the room for its
 // stream, or returns the refusal. The hub's own events need neither, unless they can wait
 // (PublishOptions.Yield). Removals of keys make room, and may use half of the reserve.
-func (r *byteRations) admit(p *Publisher, s *stream, opts *PublishOptions, client string) error {
+func (r *byteRations) admit(p *Publisher, s *streams.Stream, opts *PublishOptions, client string) error {
 	switch {
 	case conn.Rationed(client):
 		if err := r.ration(p, s, opts, client); err != nil {
@@ -71,15 +72,15 @@ func (r *byteRations) admit(p *Publisher, s *stream, opts *PublishOptions, clien
 	case !opts.Yield:
 		return nil
 	}
-	if !r.headrooms.take(s.headroom, opts.bytes*s.copies, opts.Tombstone) {
+	if !r.headrooms.Take(s.Headroom, opts.bytes*s.Copies, opts.Tombstone) {
 		r.core.obs.LimitReached("storage_reserve")
-		return storageLow(nil)
+		return streams.StorageLow(nil)
 	}
 	return nil
 }
 
 // ration takes an event from the rations of its client. What p takes in advance is lost with p.
-func (r *byteRations) ration(p *Publisher, s *stream, opts *PublishOptions, client string) error {
+func (r *byteRations) ration(p *Publisher, s *streams.Stream, opts *PublishOptions, client string) error {
 	n, own := opts.bytes, client == p.client
 	if own {
 		if p.advance.Add(-n) >= 0 {
@@ -100,7 +101,7 @@ func (r *byteRations) ration(p *Publisher, s *stream, opts *PublishOptions, clie
 		r.core.obs.LimitReached("publish_rate")
 		return &event.Error{Code: event.CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
 	}
-	if wait := r.stored.TakeN(client, int(taken)); wait > 0 && s.headroom.short() && !opts.Tombstone {
+	if wait := r.stored.TakeN(client, int(taken)); wait > 0 && s.Headroom.Short() && !opts.Tombstone {
 		r.core.obs.LimitReached("storage_share")
 		r.core.often.Log(r.core.conn.Ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
 		return &event.Error{Code: event.CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}

@@ -8,13 +8,14 @@ import (
 
 	"eventhub/jetstream/cloudevents"
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // cloudSource returns the source of the attributes that are added as headers to events of a topic,
 // or "" if none are. t is nil if this hub has not met the topic.
-func (p *publishing) cloudSource(topic string, t *topicInfo) string {
+func (p *publishing) cloudSource(topic string, t *streams.Topic) string {
 	if t != nil {
-		return t.source
+		return t.Source
 	}
 	if rule := p.rules.Of(topic).CloudEvents; rule.Headers {
 		return rule.Source

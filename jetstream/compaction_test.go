@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // The long form, as in RELIABILITY.md:
@@ -51,7 +52,7 @@ func TestCompactionLosesNothing(t *testing.T) {
 type keyWriter struct {
 	servers *natsProcesses
 	hubs    []*Bus
-	topic   *topicInfo
+	topic   *streams.Topic
 	count   int // rounds so far
 
 	mu    sync.Mutex
@@ -69,10 +70,10 @@ type keyTruth struct {
 func (k *keyWriter) run(t *testing.T) {
 	t.Helper()
 	var err error
-	if k.topic, err = k.hubs[0].streams.topic(t.Context(), compactionTopic, ""); err != nil {
+	if k.topic, err = k.hubs[0].streams.Topic(t.Context(), compactionTopic, ""); err != nil {
 		t.Fatal(err)
 	}
-	streams := []string{k.topic.stream.name, k.topic.bucket.stream}
+	streams := []string{k.topic.Stream.Name, k.topic.Bucket.Stream}
 	k.servers.healthy(streams...)
 	confirmed := 0
 	for range *compactionRounds {
@@ -230,7 +231,7 @@ func (k *keyWriter) await(t *testing.T, n uint64) {
 	t.Helper()
 	from := uint64(0)
 	k.servers.until("writers go on", func(ctx context.Context) bool {
-		info, err := k.servers.info(ctx, k.topic.stream.name)
+		info, err := k.servers.info(ctx, k.topic.Stream.Name)
 		if err != nil {
 			return false
 		}
@@ -249,14 +250,14 @@ func (k *keyWriter) settle(t *testing.T) {
 		var want, got *conn.StoredMsg
 		k.servers.until("the bucket has the newest event of "+key, func(ctx context.Context) bool {
 			var err error
-			if want, err = k.hubs[0].conn.LastBySubject(ctx, k.topic.stream.name, keyedSubject(compactionTopic, key)); err != nil {
+			if want, err = k.hubs[0].conn.LastBySubject(ctx, k.topic.Stream.Name, keyedSubject(compactionTopic, key)); err != nil {
 				return err == event.ErrNotFound //nolint:errorlint // it comes as it is; a key that was never stored, or was dropped before
 			}
-			if got, err = k.hubs[0].conn.LastBySubject(ctx, k.topic.bucket.stream, k.topic.bucket.subject(key)); err != nil {
+			if got, err = k.hubs[0].conn.LastBySubject(ctx, k.topic.Bucket.Stream, k.topic.Bucket.Subject(key)); err != nil {
 				return false
 			}
-			at, ours := k.topic.entryOrigin(got)
-			return ours && at.seq == want.Seq
+			at, ours := k.topic.EntryOrigin(got)
+			return ours && at.Seq == want.Seq
 		})
 	}
 }
@@ -340,7 +341,7 @@ func (k *keyWriter) expire(t *testing.T) {
 	t.Helper()
 	k.setAge(t, 100*time.Millisecond)
 	k.servers.until("the topic's stream is empty", func(ctx context.Context) bool {
-		info, err := k.servers.info(ctx, k.topic.stream.name)
+		info, err := k.servers.info(ctx, k.topic.Stream.Name)
 		return err == nil && info.State.Msgs == 0
 	})
 	k.setAge(t, time.Hour)
@@ -349,7 +350,7 @@ func (k *keyWriter) expire(t *testing.T) {
 func (k *keyWriter) setAge(t *testing.T, age time.Duration) {
 	t.Helper()
 	k.servers.until("the retention changes", func(ctx context.Context) bool {
-		info, err := k.servers.info(ctx, k.topic.stream.name)
+		info, err := k.servers.info(ctx, k.topic.Stream.Name)
 		if err != nil {
 			return false
 		}

@@ -8,6 +8,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/topics"
 )
@@ -63,24 +64,24 @@ func newCore(ctx context.Context, cfg Config) *core {
 }
 
 // streamsConfig is what streams are given of the core.
-func (c *core) streamsConfig() streamsConfig {
+func (c *core) streamsConfig() streams.Config {
 	l := &c.limits
-	return streamsConfig{
-		conn: c.conn, rules: c.rules, replicas: c.cfg.Replicas, memory: c.cfg.MemoryStorage, unbounded: c.cfg.Server != nil,
-		limits: streamLimits{
+	return streams.Config{
+		Conn: c.conn, Rules: c.rules, Replicas: c.cfg.Replicas, Memory: c.cfg.MemoryStorage, Unbounded: c.cfg.Server != nil,
+		Limits: streams.Limits{
 			Topics: l.Topics, TopicsPerClient: l.TopicsPerClient, StreamGroups: l.StreamGroups, PublishInFlight: l.PublishInFlight, IDsKnown: l.IDsKnown,
 			StorageReserve: l.StorageReserve,
 		},
-		stored: c.stored, askStorage: c.cfg.askStorage,
-		log: c.log, often: c.often, obs: c.obs, clock: c.clock,
+		Stored: c.stored, AskStorage: c.cfg.askStorage,
+		Log: c.log, Often: c.often, Obs: c.obs, Clock: c.clock,
 	}
 }
 
 // sharedBucket returns a bucket of all hubs of which nothing but where it is is known.
-func (c *core) sharedBucket(name, description string, entries int64) sharedBucket {
-	return sharedBucket{
-		conn: c.conn, often: c.often, replicas: c.cfg.Replicas, memory: c.cfg.Server != nil && c.cfg.Server.InMemory(),
-		name: name, description: description, max: entries,
+func (c *core) sharedBucket(name, description string, entries int64) streams.SharedBucket {
+	return streams.SharedBucket{
+		Conn: c.conn, Often: c.often, Replicas: c.cfg.Replicas, Memory: c.cfg.Server != nil && c.cfg.Server.InMemory(),
+		Name: name, Description: description, Max: entries,
 	}
 }
 

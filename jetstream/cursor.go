@@ -9,6 +9,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -41,7 +42,7 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	if err := ValidGroup(group); err != nil {
 		return Cursor{}, err
 	}
-	t, _, err := b.streams.freshExisting(ctx, topic)
+	t, _, err := b.streams.FreshExisting(ctx, topic)
 	if err != nil {
 		return Cursor{}, err
 	}
@@ -63,7 +64,7 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 
 // lastSettled returns the id of the last event up to which a group has settled everything, and when
 // it was stored. The id is empty when the event was removed, and both are when there is none.
-func (r *reads) lastSettled(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo) (id string, ts int64, err error) {
+func (r *reads) lastSettled(ctx context.Context, t *streams.Topic, info *natsjs.ConsumerInfo) (id string, ts int64, err error) {
 	if info.AckFloor.Consumer == 0 { // a new consumer shows start-1 as its floor
 		return "", 0, nil
 	}
@@ -100,7 +101,7 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	if err := ValidGroup(group); err != nil {
 		return Backlog{}, err
 	}
-	t, state, err := b.streams.freshExisting(ctx, topic)
+	t, state, err := b.streams.FreshExisting(ctx, topic)
 	if err != nil {
 		return Backlog{}, err
 	}
@@ -138,7 +139,7 @@ func (g Group) Delete(ctx context.Context) error {
 		return err
 	}
 	for range 8 {
-		t, _, err := b.streams.freshExisting(ctx, topic)
+		t, _, err := b.streams.FreshExisting(ctx, topic)
 		if err != nil {
 			return err
 		}
@@ -163,8 +164,8 @@ func (g Group) Delete(ctx context.Context) error {
 		maker := ""
 		if exists {
 			maker = info.Config.Metadata[metaMaker]
-			if err := b.conn.JS.DeleteConsumer(ctx, t.stream.name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-				return b.conn.Unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.stream.name, err))
+			if err := b.conn.JS.DeleteConsumer(ctx, t.Stream.Name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
+				return b.conn.Unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.Stream.Name, err))
 			}
 		}
 		if err := b.forgetGroup(ctx, t, group, maker); err != nil {
@@ -183,7 +184,7 @@ func (g Group) Delete(ctx context.Context) error {
 }
 
 // forgetGroup removes what is noted about a group that was deleted.
-func (b *Bus) forgetGroup(ctx context.Context, t *topicInfo, group, maker string) error {
+func (b *Bus) forgetGroup(ctx context.Context, t *streams.Topic, group, maker string) error {
 	key := groupKey(t, group)
 	subjects := [][2]string{
 		{marksBucket, marksSubject(t, group)},

@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -161,7 +162,7 @@ func (d *Delivery) movedOn() bool { return d.m.group != d.group }
 // deadID names the failure of one event in one generation of one group, so that it is stored once.
 // The times tell them from those of a stream or a consumer that was created again under its name.
 func (d *Delivery) deadID() string {
-	return native.DeadLetterID(d.group.topic.stream.name, d.group.topic.stream.created, d.seq, d.group.consumer, d.group.created)
+	return native.DeadLetterID(d.group.topic.Stream.Name, d.group.topic.Stream.Created, d.seq, d.group.consumer, d.group.created)
 }
 
 // deadEvent is what a dead letter says.
@@ -179,7 +180,7 @@ type deadEvent struct {
 // message, or into the messages that its stream takes, is stored without the payload.
 func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
 	// not admitted: a letter is larger than what it wraps, and has no key
-	t, err := p.streams.topic(ctx, dlqPrefix+l.original.Topic, "")
+	t, err := p.streams.Topic(ctx, native.DeadLetterPrefix+l.original.Topic, "")
 	if err != nil {
 		return err
 	}
@@ -214,12 +215,8 @@ func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
 // full reports that a stream could not store a letter for want of room, which there may be later.
 func full(err error) bool {
 	refused, ok := errors.AsType[*conn.APIError](err)
-	return ok && refused.ErrCode == errCodeStoreFailed
+	return ok && refused.ErrCode == streams.ErrCodeStoreFailed
 }
-
-// errCodeStoreFailed is the server's for a message that a bound of the stream, or its disk, has no
-// room for.
-const errCodeStoreFailed natsjs.ErrorCode = 10077
 
 // errCodeTooLarge is the server's for a message beyond the stream's max_msg_size.
 const errCodeTooLarge natsjs.ErrorCode = 10054
@@ -233,7 +230,7 @@ func (g Group) DeadLetter(ctx context.Context, e *event.Event, reason string, at
 	if e.Topic != g.topic {
 		return &event.Error{Code: event.CodeBadTopic, Msg: fmt.Sprintf("the event is of topic %s, and cannot fail for a group of %s", e.Topic, g.topic)}
 	}
-	if strings.HasPrefix(e.Topic, dlqPrefix) {
+	if strings.HasPrefix(e.Topic, native.DeadLetterPrefix) {
 		return nil // as for deliveries: dead letters have none of their own
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d group %s", e.Stream, e.Sequence, e.StoredAt, g.name))

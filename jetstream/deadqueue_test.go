@@ -20,7 +20,7 @@ type letterTopic struct {
 
 func deadStream(t *testing.T, b *Bus) *letterTopic {
 	t.Helper()
-	if _, err := b.streams.topic(t.Context(), "dlq.any", ""); err != nil {
+	if _, err := b.streams.Topic(t.Context(), "dlq.any", ""); err != nil {
 		t.Fatal(err)
 	}
 	l := &letterTopic{t: t, b: b}
@@ -149,7 +149,7 @@ func TestALetterThatWaitsIsDroppedWithItsConsumer(t *testing.T) {
 		return topic != nil && topic.failing && topic.carried == 0
 	})
 	g := d.group
-	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.Stream.Name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.next().Ack(); err != nil {

@@ -135,14 +135,14 @@ func TestADeletionThatWasCutOff(t *testing.T) {
 	publish(t, b, "cut", "1")
 	for _, finish := range []func() error{
 		func() error { return b.Group("cut", "g").Delete(t.Context()) },
-		func() error { return b.records.sweepStream(t.Context(), b.streams.known("cut").stream, 0) },
+		func() error { return b.records.sweepStream(t.Context(), b.streams.Known("cut").Stream, 0) },
 	} {
 		k := take(t, b, "cut", "g", SubscribeOptions{From: FromEarliest})
 		k.payloads(1)
 		if err := k.sub.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		topic := b.streams.known("cut")
+		topic := b.streams.Known("cut")
 		ptr, err := b.records.generations.get(t.Context(), topic, "g")
 		if err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -113,7 +114,7 @@ func TestADeletionLeavesForeignBuckets(t *testing.T) {
 	b := open(t, Config{URL: url})
 	publish(t, b, "orders", "1")
 	_, js := nativeConn(t, url)
-	kv, err := js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: strings.TrimPrefix(newBucket("orders").stream, "KV_")})
+	kv, err := js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: strings.TrimPrefix(streams.NewBucket("orders").Stream, "KV_")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,14 +148,14 @@ func (s Sending) TakeBack() { s.d.takeBack() }
 func newDelivery(in *inbox, msg *nats.Msg, p conn.DeliveryMeta, now int64) *Delivery {
 	d := &Delivery{
 		Event: event.Event{
-			Topic: in.group.topic.name, Key: subjectKey(msg.Subject), Payload: msg.Data,
-			Stream: in.group.topic.stream.name, Sequence: p.StreamSeq, StoredAt: p.StoredAt,
+			Topic: in.group.topic.Name, Key: subjectKey(msg.Subject), Payload: msg.Data,
+			Stream: in.group.topic.Stream.Name, Sequence: p.StreamSeq, StoredAt: p.StoredAt,
 		},
 		Order: p.Order, Stretch: in.number, m: in.m, group: in.group, reply: msg.Reply, seq: p.StreamSeq, size: msg.Size(), cuts: in.m.sub.link.Cuts.Load(),
-		Redelivered: p.Delivered > 1 || in.group.topic.putBack, delivered: p.Delivered, index: -1, arrived: now, touched: now,
+		Redelivered: p.Delivered > 1 || in.group.topic.PutBack, delivered: p.Delivered, index: -1, arrived: now, touched: now,
 	}
 	d.Event.ReadHeader(msg.Header)
-	if in.group.topic.putBack {
+	if in.group.topic.PutBack {
 		d.Order, d.Stretch = 0, 0 // the counts of another consumer
 		d.letter = readPutBack(&d.Event, msg.Header)
 	}

@@ -86,7 +86,7 @@ func (k *derivedKeys) counted(h uint64) bool {
 // exists reports whether the topic has a key, as far as this hub knows. While the hub reads the
 // keys of the topic, any may be one.
 func (k *derivedKeys) exists(h uint64) bool {
-	t := k.publishing.streams.known(k.Of)
+	t := k.publishing.streams.Known(k.Of)
 	if t == nil {
 		return false
 	}

@@ -20,6 +20,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -140,7 +141,7 @@ type cancellation struct {
 }
 
 // serve reads until ctx ends or something fails.
-func (k *schedules) serve(ctx context.Context, s *stream) error {
+func (k *schedules) serve(ctx context.Context, s *streams.Stream) error {
 	p := k.publishing
 	_, err := p.conn.JS.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
 		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: p.cfg.AckWait,
@@ -379,7 +380,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 		}
 		r.settle(reply, nakAfter(wait))
 	}
-	t, err := publishing.streams.topic(ctx, topic, "")
+	t, err := publishing.streams.Topic(ctx, topic, "")
 	if err == nil {
 		err = r.out.send(ctx, t, e.msg.Data, &opts, done)
 	}
@@ -395,7 +396,7 @@ const DelayedGroup = "eventhub-delayed"
 // try fails too, unless somebody changes the topic. A topic that is full is none of these.
 func hopeless(err error) bool {
 	if refused, ok := errors.AsType[*conn.APIError](err); ok {
-		return refused.Code == conn.CodeRefused && !storeFull(refused.ErrCode, refused.Description)
+		return refused.Code == conn.CodeRefused && !streams.StoreFull(refused.ErrCode, refused.Description)
 	}
 	known, ok := errors.AsType[*event.Error](err)
 	return ok && (known.Code == event.CodeBadTopic || known.Code == event.CodeBadOptions || tooLarge(err))
@@ -412,7 +413,7 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 		return false
 	}
 	// letters have none of their own
-	if p.conn.Closing() || strings.HasPrefix(topic, dlqPrefix) {
+	if p.conn.Closing() || strings.HasPrefix(topic, native.DeadLetterPrefix) {
 		<-r.letters
 		return false
 	}
@@ -496,11 +497,11 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	}
 	p := r.publishing
 	ids := make(map[string]bool)
-	t, _, err := p.streams.freshExisting(ctx, topic)
+	t, _, err := p.streams.FreshExisting(ctx, topic)
 	if err == nil {
-		since := farthest(r.oldest.Add(-dueSkew))
+		since := streams.Farthest(r.oldest.Add(-dueSkew))
 		err = p.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *conn.StoredMsg) error {
-			ids[storedID(m.Header, t.stream.name, m.Seq)] = true
+			ids[storedID(m.Header, t.Stream.Name, m.Seq)] = true
 			return nil
 		})
 	}

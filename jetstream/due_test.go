@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // setMaxMsgSize changes the size of messages that the stream of a topic takes.
@@ -79,13 +80,13 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 func TestADelayedEventThatFindsNoRoomBecomesNoDeadLetter(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]bool{
-		&conn.APIError{Code: 503, ErrCode: errCodeStoreFailed, Description: "maximum bytes exceeded"}:            false,
-		&event.Error{Code: event.CodePublishFailed, Err: &conn.APIError{Code: 503, ErrCode: errCodeStoreFailed}}: false,
-		&event.Error{Code: event.CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                               false,
-		&event.Error{Code: event.CodeTopicFull}:                                                                  false,
-		&event.Error{Code: event.CodeOverloaded, Err: event.ErrNoStream}:                                         false,
+		&conn.APIError{Code: 503, ErrCode: streams.ErrCodeStoreFailed, Description: "maximum bytes exceeded"}:            false,
+		&event.Error{Code: event.CodePublishFailed, Err: &conn.APIError{Code: 503, ErrCode: streams.ErrCodeStoreFailed}}: false,
+		&event.Error{Code: event.CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                                       false,
+		&event.Error{Code: event.CodeTopicFull}:                                                                          false,
+		&event.Error{Code: event.CodeOverloaded, Err: event.ErrNoStream}:                                                 false,
 		conn.ErrNoReply: false,
-		storageLow(&conn.APIError{Code: conn.CodeRefused, ErrCode: errAccountResources}):                                                     false,
+		streams.StorageLow(&conn.APIError{Code: conn.CodeRefused, ErrCode: streams.ErrAccountResources}):                                     false,
 		&event.Error{Code: event.CodePublishFailed, Err: &conn.APIError{Code: conn.CodeRefused, ErrCode: errCodeTooLarge, Description: "x"}}: true,
 		&event.Error{Code: event.CodeBadTopic, Err: event.ErrNoStream}:                                                                       true,
 	} {

@@ -14,11 +14,11 @@ import (
 // settings are those of the consumer that a group now is.
 func settings(t *testing.T, b *Bus, topic, group string) natsjs.ConsumerConfig {
 	t.Helper()
-	ptr, err := b.records.generations.get(t.Context(), b.streams.known(topic), group)
+	ptr, err := b.records.generations.get(t.Context(), b.streams.Known(topic), group)
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.records.groupConsumer(t.Context(), b.streams.known(topic), &ptr)
+	info, err := b.records.groupConsumer(t.Context(), b.streams.Known(topic), &ptr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
 				wg.Go(func() { members[i] = take(t, b, "race", group, SubscribeOptions{}) })
 			}
 			wg.Wait()
-			topic := one.streams.known("race")
+			topic := one.streams.Known("race")
 			ptr, err := one.records.generations.get(t.Context(), topic, group)
 			if err != nil || !ptr.Durable {
 				t.Fatalf("%+v, %v", ptr, err)
@@ -149,7 +149,7 @@ func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	publish(t, b, "crash", numbers(3)...)
 	eve := take(t, b, "crash", "g", SubscribeOptions{From: FromEarliest, GroupTTL: memoryTTL, MaxInFlight: 1, BatchSize: 1})
 	d := eve.next()
-	topic := b.streams.known("crash")
+	topic := b.streams.Known("crash")
 	ptr, err := b.records.generations.get(t.Context(), topic, "g")
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	if slices.Sort(got); !slices.Equal(got, []string{"1", "2"}) {
 		t.Errorf("got %q", got)
 	}
-	if err := b.records.sweepStream(t.Context(), topic.stream, 0); err != nil {
+	if err := b.records.sweepStream(t.Context(), topic.Stream, 0); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := b.conn.JS.Stream(t.Context(), "crash"); err != nil || s.CachedInfo().State.Consumers != 1 {

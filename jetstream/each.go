@@ -28,8 +28,8 @@ func (k Keys) Each(ctx context.Context, f func(*event.Event) error) error {
 	r, topic := k.reads, k.topic
 	t, err := r.compacted(ctx, topic)
 	if err == nil {
-		_, err = r.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
-			if e, _, ok := t.entry(m); ok {
+		_, err = r.readAll(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
+			if e, _, ok := t.Entry(m); ok {
 				return stopped(f(e))
 			}
 			return nil
@@ -65,7 +65,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 	if err != nil {
 		return since, r.readFailed(err)
 	}
-	info, err := r.conn.FindStream(ctx, t.bucket.stream)
+	info, err := r.conn.FindStream(ctx, t.Bucket.Stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return BucketPosition{}, nil
 	}
@@ -75,8 +75,8 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 	if !since.Created.Equal(native.StreamMade(info)) || info.State.LastSeq < since.Sequence {
 		since = BucketPosition{Created: native.StreamMade(info)}
 	}
-	err = r.readThrough(ctx, t.bucket.stream, since.Sequence+1, false, func(m *conn.StoredMsg) error {
-		if e, _, ok := t.entry(m); ok {
+	err = r.readThrough(ctx, t.Bucket.Stream, since.Sequence+1, false, func(m *conn.StoredMsg) error {
+		if e, _, ok := t.Entry(m); ok {
 			if err := f(e); err != nil {
 				return &stopError{err}
 			}

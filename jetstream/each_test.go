@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // TestBucketMadeAnewWhileItIsRead wants no walk, and no Watch, to take what is left of a bucket for
@@ -101,7 +102,7 @@ func TestFarFuture(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if seq, err := b.reads.resolve(t.Context(), &topicInfo{name: "a", stream: &stream{name: "a"}}, FromTime(time.UnixMilli(ts)), info.State, ""); seq != 3 || err != nil {
+		if seq, err := b.reads.resolve(t.Context(), &streams.Topic{Name: "a", Stream: &streams.Stream{Name: "a"}}, FromTime(time.UnixMilli(ts)), info.State, ""); seq != 3 || err != nil {
 			t.Errorf("ts %d: a group begins at %d, %v", ts, seq, err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // Refused reports whether err, the error of a publish, is a refusal by the stream, for example
@@ -15,7 +16,7 @@ import (
 // event.
 func Refused(err error) bool {
 	refused, ok := errors.AsType[*conn.APIError](err)
-	return ok && refused.ErrCode != errNoClusterLeader && refused.ErrCode != errIDInProcess && !storeFull(refused.ErrCode, refused.Description)
+	return ok && refused.ErrCode != errNoClusterLeader && refused.ErrCode != errIDInProcess && !streams.StoreFull(refused.ErrCode, refused.Description)
 }
 
 const (

@@ -11,6 +11,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // An event that is repeated before the copies of its stream have the first is not refused: the
@@ -59,7 +60,7 @@ func TestFailuresThatPass(t *testing.T) {
 		want bool
 	}{
 		{&conn.APIError{Code: 400, ErrCode: errCodeTooLarge}, true},
-		{&conn.APIError{Code: 503, ErrCode: errCodeStoreFailed}, true},
+		{&conn.APIError{Code: 503, ErrCode: streams.ErrCodeStoreFailed}, true},
 		{&conn.APIError{Code: 503, ErrCode: 10008, Description: "JetStream system temporarily unavailable"}, false},
 		{&conn.APIError{Code: 409, ErrCode: 10158, Description: "duplicate message id is in process"}, false},
 		{nats.ErrNoResponders, false},

@@ -17,6 +17,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -211,7 +212,7 @@ func askConsumers(ctx context.Context, c *core, stream string, offset int) (page
 // methods may be called concurrently.
 type groupReader struct {
 	admin   *admin
-	topics  shared[string, *topicInfo]
+	topics  shared[string, *streams.Topic]
 	oldest  shared[topicPlace, time.Time]
 	settled shared[topicPlace, settledEvent]
 	silent  sync.Map // streams that did not answer
@@ -294,10 +295,10 @@ type settledEvent struct {
 }
 
 // topic is streams.existing. It returns errSilent if the stream of the topic does not answer.
-func (r *groupReader) topic(ctx context.Context, name string) (*topicInfo, error) {
-	return r.topics.get(name, func() (t *topicInfo, err error) {
+func (r *groupReader) topic(ctx context.Context, name string) (*streams.Topic, error) {
+	return r.topics.get(name, func() (t *streams.Topic, err error) {
 		err = r.within(ctx, r.admin.rules.Of(name).StreamName(name), func(ctx context.Context) error {
-			t, err = r.admin.streams.existing(ctx, name)
+			t, err = r.admin.streams.Existing(ctx, name)
 			return err
 		})
 		return t, err
@@ -341,15 +342,15 @@ func (r *groupReader) oldestCopy(ctx context.Context, queue *natsjs.ConsumerInfo
 
 // oldestBehind returns when the first event of a topic behind a sequence was stored, or a zero time
 // if there is none.
-func (r *groupReader) oldestBehind(ctx context.Context, t *topicInfo, floor uint64) (time.Time, error) {
-	place := topicPlace{t.name, floor}
+func (r *groupReader) oldestBehind(ctx context.Context, t *streams.Topic, floor uint64) (time.Time, error) {
+	place := topicPlace{t.Name, floor}
 	return r.oldest.get(place, func() (at time.Time, err error) {
-		if at, ok := r.known[t.stream.name].get(place); ok {
-			r.found[t.stream.name].put(place, at)
+		if at, ok := r.known[t.Stream.Name].get(place); ok {
+			r.found[t.Stream.Name].put(place, at)
 			return at, nil
 		}
-		defer func() { r.found[t.stream.name].put(place, at) }()
-		err = r.within(ctx, t.stream.name, func(ctx context.Context) error {
+		defer func() { r.found[t.Stream.Name].put(place, at) }()
+		err = r.within(ctx, t.Stream.Name, func(ctx context.Context) error {
 			m, err := r.admin.reads.nextStored(ctx, t, &walkOptions{}, floor)
 			if m != nil {
 				at = m.Time
@@ -361,11 +362,11 @@ func (r *groupReader) oldestBehind(ctx context.Context, t *topicInfo, floor uint
 }
 
 // lastSettled is reads.lastSettled, once for each event.
-func (r *groupReader) lastSettled(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo) (settledEvent, error) {
+func (r *groupReader) lastSettled(ctx context.Context, t *streams.Topic, info *natsjs.ConsumerInfo) (settledEvent, error) {
 	if info.AckFloor.Consumer == 0 {
 		return settledEvent{}, nil
 	}
-	return r.settled.get(topicPlace{t.name, info.AckFloor.Stream}, func() (settledEvent, error) {
+	return r.settled.get(topicPlace{t.Name, info.AckFloor.Stream}, func() (settledEvent, error) {
 		id, ts, err := r.admin.reads.lastSettled(ctx, t, info)
 		return settledEvent{id, ts}, err
 	})

@@ -9,6 +9,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // IDSearch configures FindIDs.
@@ -34,7 +35,7 @@ type IDSearch struct {
 // when it could not read as far as the stream's leader.
 func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool, complete bool, err error) {
 	r := h.reads
-	t, _, err := r.streams.freshExisting(ctx, h.topic)
+	t, _, err := r.streams.FreshExisting(ctx, h.topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, true, nil
 	}
@@ -50,9 +51,9 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	}
 	found = make(map[string]bool)
 	seen := 0
-	err = r.walk(ctx, t, walkOptions{since: farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *conn.StoredMsg) error {
+	err = r.walk(ctx, t, walkOptions{since: streams.Farthest(s.Since), key: s.Key, max: s.Max, headersOnly: true}, func(m *conn.StoredMsg) error {
 		seen++
-		if id := storedID(m.Header, t.stream.name, m.Seq); wanted[id] {
+		if id := storedID(m.Header, t.Stream.Name, m.Seq); wanted[id] {
 			found[id] = true
 			if len(found) == len(wanted) {
 				return errStopWalk
@@ -69,7 +70,7 @@ func (h History) FindIDs(ctx context.Context, s IDSearch) (found map[string]bool
 	if seen >= s.Max {
 		return found, false, nil
 	}
-	info, err := r.conn.FindStream(ctx, t.stream.name)
+	info, err := r.conn.FindStream(ctx, t.Stream.Name)
 	if err != nil {
 		return nil, false, r.conn.Unavailable(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -42,12 +43,12 @@ type generation struct {
 
 // next is the generation after a seek. Its consumer's name has a random part, so that two seeks at
 // once do not meet in one consumer.
-func (p generation) next(t *topicInfo, group string) generation {
+func (p generation) next(t *streams.Topic, group string) generation {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:]) // never fails
 	n := p.Number + 1
 	next := generation{Generation: native.Generation{
-		Number: n, Consumer: t.consumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]),
+		Number: n, Consumer: t.ConsumerName(group) + "~" + strconv.Itoa(n) + "-" + hex.EncodeToString(nonce[:]),
 		Durable: p.Durable, Paused: p.Paused, Settled: p.Settled, Tried: p.Tried, After: p.After, PutBack: p.PutBack,
 	}}
 	if p.Deleted {
@@ -129,14 +130,14 @@ func openOrMake(ctx context.Context, js natsjs.JetStream, cfg natsjs.KeyValueCon
 	return kv, err
 }
 
-func groupKey(t *topicInfo, group string) string {
-	return native.GroupKey(t.stream.name, t.consumerName(group))
+func groupKey(t *streams.Topic, group string) string {
+	return native.GroupKey(t.Stream.Name, t.ConsumerName(group))
 }
 
 // get reads the generation at the bucket's leader: a stale one would bring a consumer back that a
 // seek has left.
-func (p *generations) get(ctx context.Context, t *topicInfo, group string) (generation, error) {
-	plain := generation{Generation: native.Generation{Number: 1, Consumer: t.consumerName(group)}}
+func (p *generations) get(ctx context.Context, t *streams.Topic, group string) (generation, error) {
+	plain := generation{Generation: native.Generation{Number: 1, Consumer: t.ConsumerName(group)}}
 	m, err := p.records.conn.LastBySubject(ctx, "KV_"+groupsBucket, "$KV."+groupsBucket+"."+groupKey(t, group))
 	if errors.Is(err, event.ErrNotFound) {
 		return plain, nil
@@ -150,17 +151,17 @@ func (p *generations) get(ctx context.Context, t *topicInfo, group string) (gene
 	}
 	stored := generation{revision: m.Seq}
 	if err := json.Unmarshal(m.Data, &stored); err != nil {
-		return generation{}, fmt.Errorf("jetstream: generation of group %q on stream %s is unreadable: %w; delete the entry to start the group anew", group, t.stream.name, err)
+		return generation{}, fmt.Errorf("jetstream: generation of group %q on stream %s is unreadable: %w; delete the entry to start the group anew", group, t.Stream.Name, err)
 	}
-	if !stored.Stream.Equal(t.stream.created) {
+	if !stored.Stream.Equal(t.Stream.Created) {
 		return plain, nil
 	}
 	return stored, nil
 }
 
 // swap replaces old by next, or returns errGroupMoved.
-func (p *generations) swap(ctx context.Context, t *topicInfo, group string, old, next generation) (uint64, error) {
-	next.Stream = t.stream.created
+func (p *generations) swap(ctx context.Context, t *streams.Topic, group string, old, next generation) (uint64, error) {
+	next.Stream = t.Stream.Created
 	value, err := json.Marshal(next)
 	if err != nil {
 		return 0, err
@@ -181,15 +182,15 @@ func (p *generations) put(ctx context.Context, key string, value []byte) (revisi
 // markDeleted notes that a topic's stream is deleted on purpose, and that something of the topic
 // may be left. The mark is an entry like that of a group, under the name of the stream alone.
 // Unless was is 0, it replaces the mark of that revision, or returns errGroupMoved.
-func (p *generations) markDeleted(ctx context.Context, s *stream, topic string, was uint64) (revision uint64, err error) {
-	value, err := json.Marshal(native.Generation{Stream: s.created, Deleted: true, Unfinished: topic})
+func (p *generations) markDeleted(ctx context.Context, s *streams.Stream, topic string, was uint64) (revision uint64, err error) {
+	value, err := json.Marshal(native.Generation{Stream: s.Created, Deleted: true, Unfinished: topic})
 	if err != nil {
 		return 0, err
 	}
 	if was == 0 {
-		return p.put(ctx, s.name, value)
+		return p.put(ctx, s.Name, value)
 	}
-	revision, err = p.update(ctx, s.name, value, was)
+	revision, err = p.update(ctx, s.Name, value, was)
 	return revision, movedOr(err)
 }
 
@@ -241,12 +242,12 @@ func (p *generations) deletion(ctx context.Context, stream string) (generation, 
 
 // deleted reports whether the stream was deleted on purpose. A leader that was just elected may not
 // have the mark yet that this hub has met, or meets meanwhile.
-func (p *generations) deleted(ctx context.Context, s *stream) (bool, error) {
-	if s.deleted.Load() {
+func (p *generations) deleted(ctx context.Context, s *streams.Stream) (bool, error) {
+	if s.Deleted.Load() {
 		return true, nil
 	}
-	mark, err := p.deletion(ctx, s.name)
-	return err == nil && (mark.Deleted && mark.Stream.Equal(s.created) || s.deleted.Load()), err
+	mark, err := p.deletion(ctx, s.Name)
+	return err == nil && (mark.Deleted && mark.Stream.Equal(s.Created) || s.Deleted.Load()), err
 }
 
 // follow tells this hub's members when their group was moved, until the bus closes.
@@ -320,15 +321,9 @@ func (b *Bus) sweepGroups() {
 			if err := b.queues.sweepPutBack(b.conn.Ctx, sweepAge); err != nil && b.conn.Ctx.Err() == nil {
 				b.log.Warn("failed to look for events that were put back to groups that are gone; retrying", slog.Any("error", err))
 			}
-			b.streams.topics.mu.RLock()
-			streams := make([]*stream, 0, len(b.streams.topics.streams))
-			for _, s := range b.streams.topics.streams {
-				streams = append(streams, s)
-			}
-			b.streams.topics.mu.RUnlock()
-			for _, s := range streams {
+			for _, s := range b.streams.All() {
 				if err := b.records.sweepStream(b.conn.Ctx, s, sweepAge); err != nil && b.conn.Ctx.Err() == nil {
-					b.log.Warn("left consumers could not be looked for", slog.String("stream", s.name), slog.Any("error", err))
+					b.log.Warn("left consumers could not be looked for", slog.String("stream", s.Name), slog.Any("error", err))
 				}
 			}
 		}
@@ -336,14 +331,14 @@ func (b *Bus) sweepGroups() {
 }
 
 // sweepStream removes the consumers older than age that a group has left, or never came to.
-func (r *records) sweepStream(ctx context.Context, s *stream, age time.Duration) error {
-	handle, err := r.conn.JS.Stream(ctx, s.name)
+func (r *records) sweepStream(ctx context.Context, s *streams.Stream, age time.Duration) error {
+	handle, err := r.conn.JS.Stream(ctx, s.Name)
 	if err != nil {
 		return err
 	}
-	if !native.StreamMade(handle.CachedInfo()).Equal(s.created) {
+	if !native.StreamMade(handle.CachedInfo()).Equal(s.Created) {
 		// The stream was made again, and what this hub knows says nothing of its groups.
-		r.streams.forget(s)
+		r.streams.Forget(s)
 		return nil
 	}
 	consumers := handle.ListConsumers(ctx)
@@ -352,8 +347,8 @@ func (r *records) sweepStream(ctx context.Context, s *stream, age time.Duration)
 		if !ours || time.Since(info.Created) < age {
 			continue
 		}
-		t := &topicInfo{name: info.Config.Metadata[metaTopic], stream: s}
-		if base, _, _ := strings.Cut(info.Name, "~"); base != t.consumerName(group) {
+		t := &streams.Topic{Name: info.Config.Metadata[metaTopic], Stream: s}
+		if base, _, _ := strings.Cut(info.Name, "~"); base != t.ConsumerName(group) {
 			continue // not named by this rule: not ours to judge
 		}
 		ptr, err := r.generations.get(ctx, t, group)
@@ -361,7 +356,7 @@ func (r *records) sweepStream(ctx context.Context, s *stream, age time.Duration)
 			return err
 		}
 		if ptr.Deleted || ptr.Consumer != info.Name {
-			r.deleteConsumer(ctx, s.name, info.Name)
+			r.deleteConsumer(ctx, s.Name, info.Name)
 		}
 	}
 	return consumers.Err()

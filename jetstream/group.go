@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -24,7 +25,7 @@ const memoryTTL = time.Minute
 // group is a durable consumer. All members of this hub share it.
 type group struct {
 	bus      *Bus
-	topic    *topicInfo
+	topic    *streams.Topic
 	name     string // as clients say it
 	consumer string // its name on the server; a seek changes it
 	fence    fence
@@ -74,13 +75,13 @@ type group struct {
 	checking bool
 }
 
-func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, revision uint64, known past) *group {
+func (b *Bus) newGroup(t *streams.Topic, name string, info *natsjs.ConsumerInfo, revision uint64, known past) *group {
 	g := &group{
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
 		created: native.ConsumerMade(info), memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker], slots: slotsOf(info),
 		first: max(info.Config.OptStartSeq, 1), past: known,
-		next:  b.conn.API + "CONSUMER.MSG.NEXT." + t.stream.name + "." + info.Name,
-		info:  b.conn.API + "CONSUMER.INFO." + t.stream.name + "." + info.Name,
+		next:  b.conn.API + "CONSUMER.MSG.NEXT." + t.Stream.Name + "." + info.Name,
+		info:  b.conn.API + "CONSUMER.INFO." + t.Stream.Name + "." + info.Name,
 		paths: make([]path, len(b.conn.Links)),
 		track: newTrack(info),
 		sight: newSight(t, info),
@@ -94,10 +95,10 @@ func (b *Bus) newGroup(t *topicInfo, name string, info *natsjs.ConsumerInfo, rev
 func (g *group) timeToLive() time.Duration { return time.Duration(g.ttl.Load()) }
 
 // key names the consumer among all of the server.
-func (g *group) key() string { return g.topic.stream.name + "." + g.consumer }
+func (g *group) key() string { return g.topic.Stream.Name + "." + g.consumer }
 
 // source names the group as the source of a line in the log.
-func (g *group) source() string { return g.topic.name + "::" + g.name }
+func (g *group) source() string { return g.topic.Name + "::" + g.name }
 
 // errStreamGone says that the stream was deleted since this hub met it.
 var errStreamGone = errors.New("jetstream: the stream was deleted")
@@ -141,7 +142,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		dead = nil
 	}
 	if j.ends && j.was != nil {
-		switch gone, err := b.records.generations.deleted(ctx, j.was.topic.stream); {
+		switch gone, err := b.records.generations.deleted(ctx, j.was.topic.Stream); {
 		case err != nil:
 			return nil, b.conn.Unavailable(err)
 		case gone:
@@ -149,7 +150,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 	}
 	for range 8 {
-		t, state, err := b.streams.freshTopic(ctx, j.topic, j.client)
+		t, state, err := b.streams.FreshTopic(ctx, j.topic, j.client)
 		if err != nil {
 			return nil, err
 		}
@@ -232,7 +233,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 		if hasRemains(info) {
 			b.log.WarnContext(ctx, "found the remains of a consumer that the machines of NATS lost in a crash; the group starts under another name",
-				slog.String("topic", t.name), slog.String("group", j.group), slog.String("consumer", info.Name))
+				slog.String("topic", t.Name), slog.String("group", j.group), slog.String("consumer", info.Name))
 			g, err := b.startUnderNewName(ctx, t, j.group, ptr, from)
 			if errors.Is(err, errGroupMoved) {
 				continue
@@ -255,20 +256,20 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			g.storeFirstMark(ctx, from.seq-1)
 			return g, nil
 		}
-		b.deleteConsumer(ctx, t.stream.name, info.Name)
+		b.deleteConsumer(ctx, t.Stream.Name, info.Name)
 	}
 	return nil, &event.Error{Code: event.CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
 }
 
 // mayMakeGroup counts a new group for the client that joins it, or returns the refusal. consumers
 // is how many its stream has.
-func (b *Bus) mayMakeGroup(ctx context.Context, t *topicInfo, j *joining, consumers int) (entry, error) {
+func (b *Bus) mayMakeGroup(ctx context.Context, t *streams.Topic, j *joining, consumers int) (entry, error) {
 	if j.client == "" {
 		return entry{}, nil
 	}
-	if consumers >= t.stream.room {
+	if consumers >= t.Stream.Room {
 		b.obs.LimitReached("stream_groups")
-		return entry{}, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the topic has as many groups as there is room for on its stream, which is %d: have some deleted, or let them end by opts.groupTtlMs", t.stream.room)}
+		return entry{}, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the topic has as many groups as there is room for on its stream, which is %d: have some deleted, or let them end by opts.groupTtlMs", t.Stream.Room)}
 	}
 	if j.free {
 		return entry{}, nil
@@ -283,7 +284,7 @@ func (b *Bus) mayMakeGroup(ctx context.Context, t *topicInfo, j *joining, consum
 // The server changes the TTL of a consumer in a file, which keeps its leases and all that is
 // settled. From memory, the group moves to a consumer in a file, as by a seek: at its oldest
 // unsettled event, so that what was settled out of order behind it comes again.
-func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr generation, info *natsjs.ConsumerInfo) (*group, error) {
+func (b *Bus) makeDurable(ctx context.Context, t *streams.Topic, name string, ptr generation, info *natsjs.ConsumerInfo) (*group, error) {
 	durable := ptr
 	durable.Durable = true
 	if info.Config.MemoryStorage {
@@ -295,25 +296,25 @@ func (b *Bus) makeDurable(ctx context.Context, t *topicInfo, name string, ptr ge
 		if err != nil {
 			return nil, b.unavailableUnless(err, errGroupMoved)
 		}
-		b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
-		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.name), slog.String("group", name))
+		b.deleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
+		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.Name), slog.String("group", name))
 		return b.newGroup(t, name, moved, rev, ptr.past()), nil
 	}
 	cfg := info.Config
 	cfg.InactiveThreshold = 0
-	_, err := b.conn.JS.UpdateConsumer(ctx, t.stream.name, cfg)
+	_, err := b.conn.JS.UpdateConsumer(ctx, t.Stream.Name, cfg)
 	if errors.Is(err, natsjs.ErrConsumerDoesNotExist) || errors.Is(err, natsjs.ErrConsumerNotFound) {
 		return nil, errGroupMoved // it ended at this moment
 	}
 	if err != nil {
-		return nil, b.conn.Unavailable(fmt.Errorf("jetstream: take the TTL from consumer %s of stream %s: %w", info.Name, t.stream.name, err))
+		return nil, b.conn.Unavailable(fmt.Errorf("jetstream: take the TTL from consumer %s of stream %s: %w", info.Name, t.Stream.Name, err))
 	}
 	// other hubs read it there
 	rev, err := b.records.generations.swap(ctx, t, name, ptr, durable)
 	if err != nil {
 		return nil, b.unavailableUnless(err, errGroupMoved)
 	}
-	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.name), slog.String("group", name))
+	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.Name), slog.String("group", name))
 	info.Config = cfg
 	return b.newGroup(t, name, info, rev, ptr.past()), nil
 }
@@ -333,8 +334,8 @@ func (g *group) is(info *natsjs.ConsumerInfo) bool {
 
 // leftOnDisk reports whether the group had the name, on the stream that t is on, and left something
 // on disk under it.
-func (g *group) leftOnDisk(t *topicInfo, consumer string) bool {
-	return g != nil && g.consumer == consumer && g.topic.stream.created.Equal(t.stream.created) && !g.memory
+func (g *group) leftOnDisk(t *streams.Topic, consumer string) bool {
+	return g != nil && g.consumer == consumer && g.topic.Stream.Created.Equal(t.Stream.Created) && !g.memory
 }
 
 // hasRemains reports whether a consumer that was made a moment ago began with a position on disk: a
@@ -346,12 +347,12 @@ func hasRemains(info *natsjs.ConsumerInfo) bool {
 
 // startUnderNewName starts a group whose consumer's name has something left on disk. It returns
 // errGroupMoved when another was first.
-func (b *Bus) startUnderNewName(ctx context.Context, t *topicInfo, name string, ptr generation, from groupStart) (*group, error) {
+func (b *Bus) startUnderNewName(ctx context.Context, t *streams.Topic, name string, ptr generation, from groupStart) (*group, error) {
 	info, rev, err := b.moveGroup(ctx, t, name, ptr, from)
 	if err != nil {
 		return nil, b.unavailableUnless(err, errGroupMoved)
 	}
-	b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+	b.deleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
 	g := b.newGroup(t, name, info, rev, ptr.past())
 	g.storeFirstMark(ctx, from.seq-1)
 	return g, nil
@@ -359,7 +360,7 @@ func (b *Bus) startUnderNewName(ctx context.Context, t *topicInfo, name string, 
 
 // moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it
 // returns errGroupMoved when another was first.
-func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from generation, to groupStart) (*natsjs.ConsumerInfo, uint64, error) {
+func (b *Bus) moveGroup(ctx context.Context, t *streams.Topic, group string, from generation, to groupStart) (*natsjs.ConsumerInfo, uint64, error) {
 	next := from.next(t, group)
 	to.paused = next.Paused
 	info, err := b.records.createConsumer(ctx, t, group, next.Consumer, to)
@@ -368,11 +369,11 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 	}
 	rev, err := b.records.generations.swap(ctx, t, group, from, next)
 	if errors.Is(err, errGroupMoved) {
-		b.deleteConsumer(ctx, t.stream.name, next.Consumer)
+		b.deleteConsumer(ctx, t.Stream.Name, next.Consumer)
 	}
 	if err == nil && info.Config.MemoryStorage {
 		b.records.storeMark(ctx, marksSubject(t, group), mark{
-			Consumer: next.Consumer, Stream: t.stream.created, Floor: to.seq - min(to.seq, 1), TTLMS: to.ttl.Milliseconds(),
+			Consumer: next.Consumer, Stream: t.Stream.Created, Floor: to.seq - min(to.seq, 1), TTLMS: to.ttl.Milliseconds(),
 			SeenMS: time.Now().UnixMilli(), Left: true, Maker: to.maker,
 		})
 	}
@@ -384,16 +385,16 @@ func (b *Bus) moveGroup(ctx context.Context, t *topicInfo, group string, from ge
 func gone(err error) bool { return errors.Is(err, event.ErrNotFound) || errors.Is(err, errStreamGone) }
 
 // consumer looks a group's consumer up. It returns ErrNotFound when there is none.
-func (r *records) consumer(ctx context.Context, t *topicInfo, name string) (*natsjs.ConsumerInfo, error) {
-	c, err := r.conn.JS.Consumer(ctx, t.stream.name, name)
+func (r *records) consumer(ctx context.Context, t *streams.Topic, name string) (*natsjs.ConsumerInfo, error) {
+	c, err := r.conn.JS.Consumer(ctx, t.Stream.Name, name)
 	switch {
 	case errors.Is(err, natsjs.ErrConsumerNotFound):
 		return nil, event.ErrNotFound
 	case errors.Is(err, natsjs.ErrStreamNotFound):
-		r.streams.forget(t.stream)
-		return nil, fmt.Errorf("%w: topic %s", errStreamGone, t.name)
+		r.streams.Forget(t.Stream)
+		return nil, fmt.Errorf("%w: topic %s", errStreamGone, t.Name)
 	case err != nil:
-		return nil, fmt.Errorf("jetstream: consumer %s of stream %s: %w", name, t.stream.name, err)
+		return nil, fmt.Errorf("jetstream: consumer %s of stream %s: %w", name, t.Stream.Name, err)
 	}
 	info := c.CachedInfo()
 	if info.Config.AckPolicy != natsjs.AckExplicitPolicy || info.Config.DeliverSubject != "" {
@@ -404,15 +405,15 @@ func (r *records) consumer(ctx context.Context, t *topicInfo, name string) (*nat
 
 // groupConsumer looks the consumer up that a group now is. It returns ErrNotFound when there is
 // none, or when the group was deleted.
-func (r *records) groupConsumer(ctx context.Context, t *topicInfo, ptr *generation) (*natsjs.ConsumerInfo, error) {
+func (r *records) groupConsumer(ctx context.Context, t *streams.Topic, ptr *generation) (*natsjs.ConsumerInfo, error) {
 	if ptr.Deleted {
 		return nil, event.ErrNotFound
 	}
 	return r.consumer(ctx, t, ptr.Consumer)
 }
 
-func (r *records) createConsumer(ctx context.Context, t *topicInfo, group, name string, from groupStart) (*natsjs.ConsumerInfo, error) {
-	cfg := native.ConsumerConfig(t.name, group, name, t.stream.family)
+func (r *records) createConsumer(ctx context.Context, t *streams.Topic, group, name string, from groupStart) (*natsjs.ConsumerInfo, error) {
+	cfg := native.ConsumerConfig(t.Name, group, name, t.Stream.Family)
 	cfg.OptStartSeq, cfg.AckWait = from.seq, r.cfg.AckWait
 	if from.maker != "" {
 		cfg.Metadata[metaMaker] = from.maker
@@ -427,12 +428,12 @@ func (r *records) createConsumer(ctx context.Context, t *topicInfo, group, name 
 		cfg.InactiveThreshold = from.ttl
 		cfg.MemoryStorage = from.ttl <= memoryTTL
 	}
-	c, err := r.conn.JS.CreateConsumer(ctx, t.stream.name, cfg)
+	c, err := r.conn.JS.CreateConsumer(ctx, t.Stream.Name, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &event.Error{Code: event.CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one: have some deleted, or let them end by opts.groupTtlMs"}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("jetstream: create consumer %s of stream %s: %w", name, t.stream.name, err)
+		return nil, fmt.Errorf("jetstream: create consumer %s of stream %s: %w", name, t.Stream.Name, err)
 	}
 	return c.CachedInfo(), nil
 }

@@ -16,6 +16,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
@@ -88,7 +89,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		for i, b := range []*Bus{one, two} {
 			wg.Go(func() {
 				at := []Position{FromEarliest, FromLatest}[i]
-				g, err := b.join(t.Context(), &joining{topic: "race", group: group, start: func(ctx context.Context, topic *topicInfo, state natsjs.StreamState) (uint64, error) {
+				g, err := b.join(t.Context(), &joining{topic: "race", group: group, start: func(ctx context.Context, topic *streams.Topic, state natsjs.StreamState) (uint64, error) {
 					return b.reads.resolve(ctx, topic, at, state, "")
 				}})
 				if err != nil {
@@ -106,7 +107,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 			t.Fatalf("two groups: %s and %s", starts[0].consumer, starts[1].consumer)
 		}
 		// Whoever was first decided for both: all that is stored, or none of it.
-		info, err := one.records.consumer(t.Context(), one.streams.known("race"), starts[0].consumer)
+		info, err := one.records.consumer(t.Context(), one.streams.Known("race"), starts[0].consumer)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -297,9 +298,9 @@ func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 		seen[string(d.Event.Payload)] = true
 		_ = d.Ack()
 	}
-	topic := b.streams.known("seeks")
+	topic := b.streams.Known("seeks")
 	eventually(t, "one consumer", func() bool {
-		s, err := b.conn.JS.Stream(t.Context(), topic.stream.name)
+		s, err := b.conn.JS.Stream(t.Context(), topic.Stream.Name)
 		return err == nil && s.CachedInfo().State.Consumers == 1
 	})
 }
@@ -308,22 +309,22 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "sweep", "1")
-	topic := b.streams.known("sweep")
+	topic := b.streams.Known("sweep")
 	if err := b.Group("sweep", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "sweep", "g", SubscribeOptions{})
 	take(t, b, "sweep", "plain", SubscribeOptions{})
 	left := generation{Generation: native.Generation{Number: 7}}.next(topic, "g")
-	for _, name := range []string{left.Consumer, topic.consumerName("g")} {
+	for _, name := range []string{left.Consumer, topic.ConsumerName("g")} {
 		if _, err := b.records.createConsumer(t.Context(), topic, "g", name, groupStart{seq: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := b.records.sweepStream(t.Context(), topic.stream, 0); err != nil {
+	if err := b.records.sweepStream(t.Context(), topic.Stream, 0); err != nil {
 		t.Fatal(err)
 	}
-	s, err := b.conn.JS.Stream(t.Context(), topic.stream.name)
+	s, err := b.conn.JS.Stream(t.Context(), topic.Stream.Name)
 	if err != nil || s.CachedInfo().State.Consumers != 2 {
 		t.Errorf("%d consumers are left, %v", s.CachedInfo().State.Consumers, err)
 	}
@@ -486,7 +487,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 	if err := b.Group("moved", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	ptr, err := b.records.generations.get(t.Context(), b.streams.known("moved"), "g")
+	ptr, err := b.records.generations.get(t.Context(), b.streams.Known("moved"), "g")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -530,7 +531,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	old := publish(t, b, "add.c", "old")[0]
-	topic, err := b.streams.existing(t.Context(), "add.c")
+	topic, err := b.streams.Existing(t.Context(), "add.c")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // GroupInfo is what operators want to know of a group. The figures are the server's own; reading
@@ -63,7 +64,7 @@ func (g Group) Info(ctx context.Context) (GroupInfo, error) {
 }
 
 // info is what is known of the group that a consumer is.
-func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr *generation, info *natsjs.ConsumerInfo) (GroupInfo, error) {
+func (r *groupReader) info(ctx context.Context, t *streams.Topic, group string, ptr *generation, info *natsjs.ConsumerInfo) (GroupInfo, error) {
 	a := r.admin
 	if !current(info) {
 		return GroupInfo{}, errNotCurrent
@@ -71,7 +72,7 @@ func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr 
 	var queue *natsjs.ConsumerInfo
 	if ptr.PutBack != "" {
 		var err error
-		queue, err = a.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, ptr.PutBack)
+		queue, err = a.records.consumer(ctx, &streams.Topic{Stream: &streams.Stream{Name: putBackStream}}, ptr.PutBack)
 		switch {
 		case gone(err):
 			queue = nil
@@ -90,7 +91,7 @@ func (r *groupReader) info(ctx context.Context, t *topicInfo, group string, ptr 
 		return GroupInfo{}, err
 	}
 	found := GroupInfo{
-		Topic: t.name, Group: group, Generation: ptr.Number, LastID: settled.id, LastTS: settled.ts, Floor: floorOf(info),
+		Topic: t.Name, Group: group, Generation: ptr.Number, LastID: settled.id, LastTS: settled.ts, Floor: floorOf(info),
 		Pending: lag.Pending, InFlight: lag.InFlight, Redelivered: uint64(max(info.NumRedelivered, 0)), OldestUnackedMS: lag.OldestUnacked.Milliseconds(),
 		Paused: ptr.Paused, TTLMS: info.Config.InactiveThreshold.Milliseconds(), Waiting: info.NumWaiting,
 	}
@@ -174,7 +175,7 @@ func (g Groups) Cursors(ctx context.Context, page GroupsPage) (cursors []GroupCu
 
 // foundGroup is a group with its consumer.
 type foundGroup struct {
-	topic *topicInfo
+	topic *streams.Topic
 	group string
 	ptr   generation
 	info  *natsjs.ConsumerInfo
@@ -248,7 +249,7 @@ func (a *admin) streamsOf(ctx context.Context, r *groupReader, topic string) (st
 		if err != nil {
 			return nil, err
 		}
-		return []string{t.stream.name}, nil
+		return []string{t.Stream.Name}, nil
 	}
 	return streamNames(ctx, a.core)
 }
@@ -267,7 +268,7 @@ func (r *groupReader) find(ctx context.Context, info *natsjs.ConsumerInfo, page 
 	if err != nil {
 		return nil, err
 	}
-	if t.stream.name != info.Stream {
+	if t.Stream.Name != info.Stream {
 		return nil, nil //nolint:nilnil // as documented
 	}
 	ptr, err := r.admin.records.generations.get(ctx, t, group)

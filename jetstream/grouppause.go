@@ -10,6 +10,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // pausedUntil is the end of a pause that nobody ends: the server knows pauses with an end only.
@@ -34,7 +35,7 @@ func (g Group) setPaused(ctx context.Context, paused bool) error {
 		return err
 	}
 	for range 8 {
-		t, _, err := b.streams.freshExisting(ctx, g.topic)
+		t, _, err := b.streams.FreshExisting(ctx, g.topic)
 		if err != nil {
 			return err
 		}
@@ -83,7 +84,7 @@ func (r *records) pauseQueue(ctx context.Context, queue string, paused bool) (er
 	if queue == "" {
 		return nil
 	}
-	t := &topicInfo{stream: &stream{name: putBackStream}}
+	t := &streams.Topic{Stream: &streams.Stream{Name: putBackStream}}
 	if paused {
 		err = r.pauseConsumer(ctx, t, queue, pausedUntil)
 	} else {
@@ -101,7 +102,7 @@ const resumeWithin = 100 * time.Millisecond
 // resumeConsumer has the server deliver again, very soon. A pause that is taken away does not wake
 // the pulls that wait (nats-server 2.15.2), and one that reaches its end does. So the pause is made
 // to end in a moment, by the clock of the server.
-func (r *records) resumeConsumer(ctx context.Context, t *topicInfo, consumer string) error {
+func (r *records) resumeConsumer(ctx context.Context, t *streams.Topic, consumer string) error {
 	for within := resumeWithin; ; within *= 2 {
 		info, err := r.consumer(ctx, t, consumer)
 		if errors.Is(err, event.ErrNotFound) {
@@ -119,19 +120,19 @@ func (r *records) resumeConsumer(ctx context.Context, t *topicInfo, consumer str
 
 // pauseConsumer has the server deliver nothing until a time. It returns errGroupMoved when the
 // consumer is gone.
-func (r *records) pauseConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) error {
+func (r *records) pauseConsumer(ctx context.Context, t *streams.Topic, consumer string, until time.Time) error {
 	_, err := r.pausedConsumer(ctx, t, consumer, until)
 	return err
 }
 
 // pausedConsumer is pauseConsumer. It reports whether the time was still to come.
-func (r *records) pausedConsumer(ctx context.Context, t *topicInfo, consumer string, until time.Time) (bool, error) {
-	answer, err := r.conn.JS.PauseConsumer(ctx, t.stream.name, consumer, until)
+func (r *records) pausedConsumer(ctx context.Context, t *streams.Topic, consumer string, until time.Time) (bool, error) {
+	answer, err := r.conn.JS.PauseConsumer(ctx, t.Stream.Name, consumer, until)
 	if errors.Is(err, natsjs.ErrConsumerNotFound) {
 		return false, errGroupMoved
 	}
 	if err != nil {
-		return false, fmt.Errorf("jetstream: pause consumer %s of stream %s: %w", consumer, t.stream.name, err)
+		return false, fmt.Errorf("jetstream: pause consumer %s of stream %s: %w", consumer, t.Stream.Name, err)
 	}
 	return answer.Paused, nil
 }

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"eventhub/jetstream/internal/streams"
 )
 
 // groupRegistry has the groups of which the hub has members, or inboxes that linger. Its methods
@@ -27,7 +29,7 @@ func newGroupRegistry(c *core) *groupRegistry {
 func (r *groupRegistry) share(g *group) *group {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if known := r.byKey[g.key()]; known != nil && known.created.Equal(g.created) && known.topic.stream.created.Equal(g.topic.stream.created) {
+	if known := r.byKey[g.key()]; known != nil && known.created.Equal(g.created) && known.topic.Stream.Created.Equal(g.topic.Stream.Created) {
 		known.users++
 		known.revision.Store(max(known.revision.Load(), g.revision.Load()))
 		if g.ttl.Load() == 0 {
@@ -50,11 +52,11 @@ func (r *groupRegistry) share(g *group) *group {
 }
 
 // liveGroup is the group on a consumer of that name that has members here; nil if there is none.
-func (r *groupRegistry) liveGroup(t *topicInfo, consumer string) *group {
+func (r *groupRegistry) liveGroup(t *streams.Topic, consumer string) *group {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	g := r.byKey[t.stream.name+"."+consumer]
-	if g == nil || len(g.members) == 0 || !g.topic.stream.created.Equal(t.stream.created) {
+	g := r.byKey[t.Stream.Name+"."+consumer]
+	if g == nil || len(g.members) == 0 || !g.topic.Stream.Created.Equal(t.Stream.Created) {
 		return nil
 	}
 	return g
@@ -68,7 +70,7 @@ func (r *groupRegistry) addMember(g *group, s *Subscription) {
 }
 
 // countMembers returns how many members of a group with this consumer the hub has.
-func (r *groupRegistry) countMembers(t *topicInfo, consumer string) int {
+func (r *groupRegistry) countMembers(t *streams.Topic, consumer string) int {
 	if live := r.liveGroup(t, consumer); live != nil {
 		return len(r.membersOf(live))
 	}

@@ -7,6 +7,7 @@ import (
 
 	"eventhub/jetstream/cloudevents"
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -61,12 +62,12 @@ func (o *PublishOptions) onlyID() bool {
 }
 
 // header builds the message header of an event. given says that the publisher chose its id.
-func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header {
+func (o *PublishOptions) header(t *streams.Topic, id string, given bool) nats.Header {
 	f := o.fields()
 	var h nats.Header
 	if given {
 		f.ID = id
-		h = f.Header(t.name, t.stream.family)
+		h = f.Header(t.Name, t.Stream.Family)
 	} else { // t may be nil
 		f.ID = ""
 		h = f.Header("", false)
@@ -81,8 +82,8 @@ func (o *PublishOptions) header(t *topicInfo, id string, given bool) nats.Header
 	if o.origin.stream != "" {
 		h[headerOriginal] = []string{o.origin.String()}
 	}
-	if t != nil && t.source != "" && !cloudevents.HasAttributes(o.Headers) {
-		for name, value := range o.cloudHeaders(t.name, t.source, id) {
+	if t != nil && t.Source != "" && !cloudevents.HasAttributes(o.Headers) {
+		for name, value := range o.cloudHeaders(t.Name, t.Source, id) {
 			h[name] = []string{value}
 		}
 		for name, value := range o.Headers { // the event's own count

@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream/embedded"
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
 )
@@ -144,14 +145,14 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 				if left < -1<<20 {
 					t.Fatalf("the client has taken %d bytes of the reserve", -left)
 				}
-				return left <= min(b.limits.StorageReserve, room)/againPart && info.FileLow && !info.MemoryLow
+				return left <= min(b.limits.StorageReserve, room)/streams.AgainPart && info.FileLow && !info.MemoryLow
 			})
 			for topic, opts := range map[string]PublishOptions{"orders": {}, "new": {}, "states": {Key: "k"}, "dlq.orders": {}, "junk": {Delay: time.Minute}} {
 				if code := publishFor(t, b, topic, "victim", opts); code != event.CodeStorageLow {
 					t.Errorf("a publish of a client to %s: %q", topic, code)
 				}
 			}
-			if _, err := b.streams.existing(t.Context(), "new"); !errors.Is(err, event.ErrNotFound) {
+			if _, err := b.streams.Existing(t.Context(), "new"); !errors.Is(err, event.ErrNotFound) {
 				t.Errorf("a topic was made for a client: %v", err)
 			}
 			// An event that waits here takes nothing of the disk of a NATS elsewhere.
@@ -205,7 +206,7 @@ func TestAClientStoresNoMoreThanItsShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.FileLow || info.FileLeft < size/reserveOf {
+	if info.FileLow || info.FileLeft < size/streams.ReserveOf {
 		t.Errorf("low is %v, %d bytes are left", info.FileLow, info.FileLeft)
 	}
 	for range 100 {

@@ -27,7 +27,7 @@ func (h History) ByID(ctx context.Context, id, client string) (*event.Event, err
 	if err := FromAfterID(id).validate(); err != nil {
 		return nil, err
 	}
-	t, state, err := r.streams.freshExisting(ctx, h.topic)
+	t, state, err := r.streams.FreshExisting(ctx, h.topic)
 	if err != nil {
 		return nil, err
 	}
@@ -53,24 +53,24 @@ func (h History) ByID(ctx context.Context, id, client string) (*event.Event, err
 // A leader that was elected a moment ago may lack the newest events; Bounds tells how far it is.
 func (h History) NextOfKey(ctx context.Context, key string, after uint64) (*event.Event, error) {
 	r, topic := h.reads, h.topic
-	t, err := r.streams.existing(ctx, topic)
+	t, err := r.streams.Existing(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
-	m, err := r.conn.GetMsg(ctx, t.stream.name, map[string]any{"seq": after + 1, "next_by_subj": keyedSubject(topic, key)})
+	m, err := r.conn.GetMsg(ctx, t.Stream.Name, map[string]any{"seq": after + 1, "next_by_subj": keyedSubject(topic, key)})
 	if err != nil {
 		if errors.Is(err, event.ErrNotFound) {
 			return nil, event.ErrNotFound
 		}
 		return nil, r.conn.Unavailable(err)
 	}
-	return t.event(m), nil
+	return t.Event(m), nil
 }
 
 // Bounds returns the sequences of the oldest event that the topic's stream still holds and of the
 // last event stored, other topics of a family included. It returns 1 and 0 for a stream that never
 // had an event. It returns ErrNotFound when the topic does not exist.
 func (h History) Bounds(ctx context.Context) (first, last uint64, err error) {
-	_, state, err := h.reads.streams.freshExisting(ctx, h.topic)
+	_, state, err := h.reads.streams.FreshExisting(ctx, h.topic)
 	return max(state.FirstSeq, 1), state.LastSeq, err
 }

@@ -457,7 +457,7 @@ func (h *host) end() {
 	case <-done:
 	case <-time.After(noteWait):
 	}
-	b.log.Debug("the session with the owner of an ordered group has ended", slog.String("topic", o.group.topic.name), slog.String("group", o.group.name))
+	b.log.Debug("the session with the owner of an ordered group has ended", slog.String("topic", o.group.topic.Name), slog.String("group", o.group.name))
 	// it may have ended because the consumer is gone
 	for _, s := range b.groups.membersOf(o.group) {
 		s.mu.Lock()

@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/quota"
 )
 
@@ -20,7 +21,7 @@ import (
 const (
 	idSearchBefore = time.Minute
 	idSearchAfter  = 10 * time.Minute
-	maxIDSearch    = maxRecent
+	maxIDSearch    = streams.MaxRecent
 	// A hub stores an event within milliseconds of making its id. A client's clock may be ahead: so
 	// a search for a UUIDv7 also covers this many messages before.
 	idSearchEarlier = 20_000
@@ -85,24 +86,24 @@ func newIDSearches(r *reads) *idSearches {
 // find is the sequence of the event with the id, or an unknown_id *Error. A UUIDv7 that is older
 // than the first event that is left gives the sequence before that one. A search that finds no
 // place in time gets overloaded, and one of a client that has too many gets rate_limited.
-func (x *idSearches) find(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState, client string) (uint64, error) {
+func (x *idSearches) find(ctx context.Context, t *streams.Topic, id string, state natsjs.StreamState, client string) (uint64, error) {
 	seq, _, err := x.locate(ctx, t, id, state, client)
 	return seq, err
 }
 
 // locate is find, and reports whether the topic holds the event. Where it does not, the event may
 // also be one of another topic that was stored in the millisecond of this topic's first event.
-func (x *idSearches) locate(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState, client string) (seq uint64, held bool, err error) {
+func (x *idSearches) locate(ctx context.Context, t *streams.Topic, id string, state natsjs.StreamState, client string) (seq uint64, held bool, err error) {
 	unknown := func(why string) (uint64, bool, error) {
 		return 0, false, &event.Error{Code: event.CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
 	}
-	if stream, seq, ok := nativeID(id); ok && stream == t.stream.name {
+	if stream, seq, ok := nativeID(id); ok && stream == t.Stream.Name {
 		if seq == 0 || seq > state.LastSeq {
 			return unknown("its sequence is beyond the end")
 		}
 		return seq, true, nil
 	}
-	made, v7 := madeAt(id)
+	made, v7 := streams.MadeAt(id)
 	found, err := x.search(ctx, t, id, state, client)
 	switch {
 	case err != nil || found > 0:
@@ -121,7 +122,7 @@ func (x *idSearches) locate(ctx context.Context, t *topicInfo, id string, state 
 
 // search takes a place, and searches the part of the stream in which an event with the id may be.
 // It returns 0 when there is none.
-func (x *idSearches) search(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState, client string) (uint64, error) {
+func (x *idSearches) search(ctx context.Context, t *streams.Topic, id string, state natsjs.StreamState, client string) (uint64, error) {
 	if state.Msgs == 0 {
 		return 0, nil
 	}
@@ -139,7 +140,7 @@ func (x *idSearches) search(ctx context.Context, t *topicInfo, id string, state 
 	if err != nil || from > to {
 		return 0, err
 	}
-	first, last, seqs := t.stream.recent.among(id, from, to)
+	first, last, seqs := t.Stream.Recent.Among(id, from, to)
 	found, err := x.scan(ctx, t, id, from, first-1)
 	for i := 0; found == 0 && err == nil && i < len(seqs); i++ {
 		found, err = x.compare(ctx, t, seqs[i], id)
@@ -158,9 +159,9 @@ func errSearchLate(ctx context.Context) error {
 }
 
 // bounds are the first and the last sequence at which an event with the id may be.
-func (x *idSearches) bounds(ctx context.Context, t *topicInfo, id string, state natsjs.StreamState) (from, to uint64, err error) {
+func (x *idSearches) bounds(ctx context.Context, t *streams.Topic, id string, state natsjs.StreamState) (from, to uint64, err error) {
 	r := x.reads
-	made, v7 := madeAt(id)
+	made, v7 := streams.MadeAt(id)
 	if !v7 {
 		if state.LastSeq > maxIDSearch {
 			from = state.LastSeq - maxIDSearch + 1
@@ -193,8 +194,8 @@ func (x *idSearches) bounds(ctx context.Context, t *topicInfo, id string, state 
 }
 
 // open waits for its turn with the ids of a topic.
-func (x *idSearches) open(ctx context.Context, t *topicInfo) (*topicIDs, error) {
-	key := idTopic{t.name, t.stream.created.UnixNano()}
+func (x *idSearches) open(ctx context.Context, t *streams.Topic) (*topicIDs, error) {
+	key := idTopic{t.Name, t.Stream.Created.UnixNano()}
 	x.mu.Lock()
 	ids := x.topics[key]
 	if ids == nil {
@@ -250,7 +251,7 @@ func (x *idSearches) close(ids *topicIDs) {
 
 // scan looks through a range of sequences, at most maxIDSearch events of it, and reads what is not
 // known of it.
-func (x *idSearches) scan(ctx context.Context, t *topicInfo, id string, from, to uint64) (uint64, error) {
+func (x *idSearches) scan(ctx context.Context, t *streams.Topic, id string, from, to uint64) (uint64, error) {
 	if from > to {
 		return 0, nil
 	}
@@ -299,7 +300,7 @@ func (x *idSearches) scan(ctx context.Context, t *topicInfo, id string, from, to
 }
 
 // compare returns the sequence if its event has the id, else 0.
-func (x *idSearches) compare(ctx context.Context, t *topicInfo, seq uint64, id string) (uint64, error) {
+func (x *idSearches) compare(ctx context.Context, t *streams.Topic, seq uint64, id string) (uint64, error) {
 	switch e, err := x.reads.bySequence(ctx, t, seq); {
 	case errors.Is(err, event.ErrNotFound): // removed since
 		return 0, nil
@@ -313,7 +314,7 @@ func (x *idSearches) compare(ctx context.Context, t *topicInfo, seq uint64, id s
 }
 
 // read adds the ids of the events at from..to, or of the first limit of them, before piece i.
-func (x *idSearches) read(ctx context.Context, t *topicInfo, ids *topicIDs, i int, from, to uint64, limit int) error {
+func (x *idSearches) read(ctx context.Context, t *streams.Topic, ids *topicIDs, i int, from, to uint64, limit int) error {
 	var p *idRange
 	if i > 0 && ids.pieces[i-1].to == from-1 {
 		p = ids.pieces[i-1] // goes on
@@ -334,7 +335,7 @@ func (x *idSearches) read(ctx context.Context, t *topicInfo, ids *topicIDs, i in
 			return errStopWalk
 		}
 		p := next()
-		p.hashes = append(p.hashes, maphash.String(x.seed, storedID(m.Header, t.stream.name, m.Seq)))
+		p.hashes = append(p.hashes, maphash.String(x.seed, storedID(m.Header, t.Stream.Name, m.Seq)))
 		p.seqs = append(p.seqs, m.Seq)
 		p.to, from = m.Seq, m.Seq+1
 		if read++; read == limit {

@@ -72,39 +72,6 @@ func unknownID(err error) bool {
 	return ok && refused.Code == event.CodeUnknownID
 }
 
-// Publishes are confirmed in any order, and others publish meanwhile.
-func TestIDsThatAreConfirmedInAnyOrder(t *testing.T) {
-	t.Parallel()
-	b := open(t, Config{Limits: Limits{IDsKnown: 3_000}})
-	rnd := rand.New(rand.NewPCG(3, 4))
-	s := &stream{recent: &recentIDs{count: b.streams.recent}}
-	for round := range 50 {
-		first := s.recent.to + 1 + uint64(rnd.IntN(3))
-		order := rnd.Perm(rnd.IntN(1500))
-		for _, i := range order {
-			if seq := first + uint64(i); rnd.IntN(700) > 0 { // else it is somebody else's
-				s.published(seq, fmt.Sprint("id ", seq))
-			}
-		}
-		r := s.recent
-		for range min(100, r.to) {
-			seq := r.from + uint64(rnd.IntN(int(r.to-r.from)+2))
-			from, to, seqs := r.among(fmt.Sprint("id ", seq), 1, r.to)
-			if want := seq >= r.from && seq <= r.to; want != (len(seqs) == 1 && seqs[0] == seq) || from < r.from || to > r.to {
-				t.Fatalf("round %d: id %d is at %v of %d..%d, and %d..%d is known", round, seq, seqs, from, to, r.from, r.to)
-			}
-		}
-		if n := b.streams.recent.ids.Load(); n != int64(len(r.seqs)) || n > 3_000 || len(r.ahead) > maxAhead {
-			t.Fatalf("round %d: %d ids are counted, %d are kept, %d are beyond a gap", round, n, len(r.seqs), len(r.ahead))
-		}
-	}
-	s.recent.drop()
-	s.published(1, "late")
-	if n := b.streams.recent.ids.Load(); n != 0 {
-		t.Errorf("%d ids are counted of a stream that is gone", n)
-	}
-}
-
 func consumersOf(tb testing.TB, b *Bus, topic string) int {
 	tb.Helper()
 	info, err := b.conn.FindStream(tb.Context(), topic)
@@ -211,7 +178,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 					t.Fatalf("%s: a removed event is found: %v", id, err)
 				}
 			}
-			info, state, err := b.streams.freshExisting(t.Context(), topic)
+			info, state, err := b.streams.FreshExisting(t.Context(), topic)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -224,7 +191,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 				break
 			}
 		}
-		if recent := b.streams.recent.ids.Load(); b.reads.ids.known > known || recent > known {
+		if recent := b.streams.Recent.IDs.Load(); b.reads.ids.known > known || recent > known {
 			t.Fatalf("%d and %d ids are kept", b.reads.ids.known, recent)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -79,7 +80,7 @@ func (inv *inventory) complete(ctx context.Context) error {
 		wanted = nil
 		for _, info := range inv.byName {
 			if s := inv.recognise(info); s.rule != nil && s.rule.Compaction {
-				wanted = append(wanted, newBucket(s.topic).stream)
+				wanted = append(wanted, streams.NewBucket(s.topic).Stream)
 			}
 		}
 	}
@@ -190,7 +191,7 @@ func (inv *inventory) overlap(name string, subjects []string) error {
 
 // bucket is the stream of the bucket that a topic has or would have; nil when it has none.
 func (inv *inventory) bucket(topic string) (name string, info *natsjs.StreamInfo) {
-	name = newBucket(topic).stream
+	name = streams.NewBucket(topic).Stream
 	return name, inv.byName[name]
 }
 
@@ -266,8 +267,8 @@ func (a Admin) Topics(ctx context.Context) ([]TopicStatus, error) {
 			continue
 		}
 		status.Topic, status.Rule = s.topic, s.rule.Pattern
-		if k := b.streams.newKeeping(s.rule, &info.Config); k != nil {
-			status.OnFull, status.Age = topics.OnFullReject, k.age
+		if k := b.streams.NewKeeping(s.rule, &info.Config); k != nil {
+			status.OnFull, status.Age = topics.OnFullReject, k.Age
 		}
 		if s.topic != "" {
 			_, bucket := inv.bucket(s.topic)

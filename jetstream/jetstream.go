@@ -38,6 +38,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // closeWait is how long Close waits for the server, so that a process that is told to end does so
@@ -48,7 +49,7 @@ const closeWait = 3 * time.Second
 // must not call Close.
 type Bus struct {
 	*core
-	streams    *streams
+	streams    *streams.Streams
 	reads      *reads
 	access     *access
 	backups    *backups
@@ -97,7 +98,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		return nil, err
 	}
 	b := &Bus{core: c}
-	b.streams = newStreams(b.streamsConfig())
+	b.streams = streams.New(b.streamsConfig())
 	b.reads = newReads(b.core, b.streams)
 	b.access = newAccess(b.core)
 	b.backups = newBackups(b.core)
@@ -119,12 +120,12 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		Heard:     b.linkHeard,
 		Changed:   b.access.native.hubChanged,
 	}
-	b.streams.streamHooks = streamHooks{
-		gates:          b.publishing.newGates,
-		note:           b.records.makers.noteTopic,
-		refusal:        b.records.makers.topicRefusal,
-		met:            b.reportDrift,
-		finishDeletion: b.admin.finishDeletion,
+	b.streams.Hooks = streams.Hooks{
+		Gates:          b.publishing.newGates,
+		Note:           b.records.makers.noteTopic,
+		Refusal:        b.records.makers.topicRefusal,
+		Drifted:        b.reportDrift,
+		FinishDeletion: b.admin.finishDeletion,
 	}
 	b.admin.adminHooks = adminHooks{
 		members:     b.groups.countMembers,
@@ -187,7 +188,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 			b.log.WarnContext(ctx, "failed to end all leases from before the start; the rest ends after AckWait", slog.Any("error", err))
 		}
 	}
-	b.streams.headrooms.begin()
+	b.streams.Headrooms.Begin()
 	b.publishing.begin()
 	b.dead = startDeadLetters(b.publishing, b.records, &b.soon) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.LastTick.Store(b.clock.Now())

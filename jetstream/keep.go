@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
@@ -44,7 +45,7 @@ const (
 // space.
 func beyond(err error) bool {
 	refused, ok := errors.AsType[*conn.APIError](err)
-	return ok && refused.ErrCode == errCodeStoreFailed && strings.HasPrefix(refused.Description, "maximum ")
+	return ok && refused.ErrCode == streams.ErrCodeStoreFailed && strings.HasPrefix(refused.Description, "maximum ")
 }
 
 // rejects reports whether a rule makes topics that reject.
@@ -68,26 +69,26 @@ func (a *admin) keepTopics() {
 		select {
 		case <-a.conn.Ctx.Done():
 			return
-		case <-a.streams.keepNow:
+		case <-a.streams.KeepNow:
 		case <-tick.C:
 			all = true
 		}
 		for _, t := range a.keptTopics() {
-			k := t.stream.keep
+			k := t.Stream.Keep
 			began := a.clock.Now()
-			if a.conn.Ctx.Err() != nil || !k.due.Load() && !all || began < k.rests {
+			if a.conn.Ctx.Err() != nil || !k.Due.Load() && !all || began < k.Rests {
 				continue
 			}
-			if began-k.looked < int64(keepPause) {
+			if began-k.Looked < int64(keepPause) {
 				_ = a.conn.Pause(a.conn.Ctx, keepPause)
 			}
-			k.due.Store(false)
+			k.Due.Store(false)
 			err := a.keep(a.conn.Ctx, t)
-			k.looked = a.clock.Now()
+			k.Looked = a.clock.Now()
 			if err != nil && a.conn.Ctx.Err() == nil {
-				a.often.Log(a.conn.Ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.name, slog.String("topic", t.name), slog.Any("error", err))
+				a.often.Log(a.conn.Ctx, slog.LevelWarn, "failed to remove settled events of a topic; retrying", t.Name, slog.String("topic", t.Name), slog.Any("error", err))
 				// a topic without a leader holds up the others
-				k.rests = k.looked + 3*(k.looked-began)
+				k.Rests = k.Looked + 3*(k.Looked-began)
 			}
 		}
 	}
@@ -101,10 +102,10 @@ func (a *admin) findKept(ctx context.Context) (failed error) {
 	}
 	for _, info := range inv.byName {
 		s := inv.recognise(info)
-		if s.rule == nil || s.topic == "" || s.rule.OnFull != topics.OnFullReject || a.streams.known(s.topic) != nil {
+		if s.rule == nil || s.topic == "" || s.rule.OnFull != topics.OnFullReject || a.streams.Known(s.topic) != nil {
 			continue
 		}
-		if _, err := a.streams.topic(ctx, s.topic, ""); err != nil {
+		if _, err := a.streams.Topic(ctx, s.topic, ""); err != nil {
 			failed = errors.Join(failed, err)
 		}
 	}
@@ -112,27 +113,20 @@ func (a *admin) findKept(ctx context.Context) (failed error) {
 }
 
 // keptTopics are the topics that reject, as far as this hub knows them.
-func (a *admin) keptTopics() (kept []*topicInfo) {
-	a.streams.topics.mu.RLock()
-	defer a.streams.topics.mu.RUnlock()
-	for _, t := range a.streams.topics.byName {
-		if t.stream.keep != nil {
-			kept = append(kept, t)
-		}
-	}
-	return kept
+func (a *admin) keptTopics() []*streams.Topic {
+	return slices.DeleteFunc(a.streams.Met(), func(t *streams.Topic) bool { return t.Stream.Keep == nil })
 }
 
 // keep removes the oldest events of a topic that are beyond its age, or in the way of new ones, as
 // far as all groups have settled them.
-func (a *admin) keep(ctx context.Context, t *topicInfo) error {
+func (a *admin) keep(ctx context.Context, t *streams.Topic) error {
 	began := a.clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, keepWait)
 	defer cancel()
-	k := t.stream.keep
-	info, err := a.conn.FindStream(ctx, t.stream.name)
-	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.stream.created) {
-		a.streams.forget(t.stream)
+	k := t.Stream.Keep
+	info, err := a.conn.FindStream(ctx, t.Stream.Name)
+	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(t.Stream.Created) {
+		a.streams.Forget(t.Stream)
 		return nil
 	}
 	if err != nil {
@@ -140,8 +134,8 @@ func (a *admin) keep(ctx context.Context, t *topicInfo) error {
 	}
 	state := &info.State
 	over := tooMuch(state, &info.Config)
-	if k.age > 0 && state.Msgs > 0 && info.TimeStamp.Sub(state.FirstTime) > k.age {
-		since, err := a.reads.firstSince(ctx, t, info.TimeStamp.Add(-k.age), state.LastSeq+1)
+	if k.Age > 0 && state.Msgs > 0 && info.TimeStamp.Sub(state.FirstTime) > k.Age {
+		since, err := a.reads.firstSince(ctx, t, info.TimeStamp.Add(-k.Age), state.LastSeq+1)
 		if err != nil {
 			return err
 		}
@@ -151,7 +145,7 @@ func (a *admin) keep(ctx context.Context, t *topicInfo) error {
 		a.sayFull(t, false, "")
 		return nil
 	}
-	mine, err := a.records.takeTurn(ctx, removals, t.stream.name)
+	mine, err := a.records.takeTurn(ctx, removals, t.Stream.Name)
 	if err != nil {
 		return err
 	}
@@ -177,7 +171,7 @@ func (a *admin) keep(ctx context.Context, t *topicInfo) error {
 			return errStalled
 		}
 		a.sayFull(t, false, "")
-		_, err := a.purgeFiltered(ctx, t.stream.name, "", last+1)
+		_, err := a.purgeFiltered(ctx, t.Stream.Name, "", last+1)
 		certain = err == nil
 		return err
 	}
@@ -187,12 +181,12 @@ func (a *admin) keep(ctx context.Context, t *topicInfo) error {
 
 // tooMuch is how many of the oldest messages are to go, so that keepLow of keepOf are left.
 func tooMuch(state *natsjs.StreamState, cfg *natsjs.StreamConfig) (n uint64) {
-	if bound := uint64(max(cfg.MaxMsgs, 0)); bound > 0 && state.Msgs > bound/keepOf*keepHigh+bound%keepOf*keepHigh/keepOf {
-		n = state.Msgs - bound/keepOf*keepLow - bound%keepOf*keepLow/keepOf
+	if bound := uint64(max(cfg.MaxMsgs, 0)); bound > 0 && state.Msgs > bound/streams.KeepOf*keepHigh+bound%streams.KeepOf*keepHigh/streams.KeepOf {
+		n = state.Msgs - bound/streams.KeepOf*keepLow - bound%streams.KeepOf*keepLow/streams.KeepOf
 	}
-	if bound := uint64(max(cfg.MaxBytes, 0)); bound > 0 && state.Msgs > 0 && state.Bytes > bound/keepOf*keepHigh {
+	if bound := uint64(max(cfg.MaxBytes, 0)); bound > 0 && state.Msgs > 0 && state.Bytes > bound/streams.KeepOf*keepHigh {
 		each := max(state.Bytes/state.Msgs, 1)
-		n = max(n, (state.Bytes-bound/keepOf*keepLow)/each+1)
+		n = max(n, (state.Bytes-bound/streams.KeepOf*keepLow)/each+1)
 	}
 	return n
 }
@@ -204,21 +198,21 @@ func isFull(state *natsjs.StreamState, cfg *natsjs.StreamConfig) bool {
 }
 
 // sayFull logs when a topic becomes full, and when it has room again.
-func (a *admin) sayFull(t *topicInfo, full bool, holder string) {
-	if k := t.stream.keep; k.full != full {
-		k.full = full
+func (a *admin) sayFull(t *streams.Topic, full bool, holder string) {
+	if k := t.Stream.Keep; k.Full != full {
+		k.Full = full
 		if full {
-			a.often.Log(a.conn.Ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.name, slog.String("topic", t.name), slog.String("group", holder))
+			a.often.Log(a.conn.Ctx, slog.LevelWarn, "topic is full; publishes are refused until the group acknowledges its events, or is deleted", t.Name, slog.String("topic", t.Name), slog.String("group", holder))
 		} else {
-			a.often.Log(a.conn.Ctx, slog.LevelInfo, "topic has room again", t.name, slog.String("topic", t.name))
+			a.often.Log(a.conn.Ctx, slog.LevelInfo, "topic has room again", t.Name, slog.String("topic", t.Name))
 		}
 	}
 }
 
 // lowest is the lowest ack floor of the topic's groups that count, and whose it is; the end of the
 // stream where there is no group.
-func (a *admin) lowest(ctx context.Context, t *topicInfo, info *natsjs.StreamInfo) (floor uint64, holder string, err error) {
-	groups, err := a.consumers(ctx, t.stream.name)
+func (a *admin) lowest(ctx context.Context, t *streams.Topic, info *natsjs.StreamInfo) (floor uint64, holder string, err error) {
+	groups, err := a.consumers(ctx, t.Stream.Name)
 	if err != nil {
 		return 0, "", err
 	}
@@ -277,9 +271,9 @@ func (a *admin) consumers(ctx context.Context, stream string) (all []*natsjs.Con
 
 // holds reports whether a consumer holds the events that it has not settled: it is what its group
 // now is, and the group had a member lately.
-func (a *admin) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo, now time.Time) (bool, error) {
-	k := t.stream.keep
-	lately := func(at *time.Time) bool { return at != nil && now.Sub(*at) < k.groupAge }
+func (a *admin) holds(ctx context.Context, t *streams.Topic, c *natsjs.ConsumerInfo, now time.Time) (bool, error) {
+	k := t.Stream.Keep
+	lately := func(at *time.Time) bool { return at != nil && now.Sub(*at) < k.GroupAge }
 	group, ours := c.Config.Metadata[metaGroup]
 	if ours && now.Sub(c.Created) > sweepAge {
 		ptr, err := a.records.generations.get(ctx, t, group)
@@ -291,40 +285,40 @@ func (a *admin) holds(ctx context.Context, t *topicInfo, c *natsjs.ConsumerInfo,
 		}
 	}
 	if c.NumWaiting > 0 || lately(&c.Created) || lately(c.Delivered.Last) || lately(c.AckFloor.Last) {
-		delete(k.ignored, c.Name)
+		delete(k.Ignored, c.Name)
 		return true, nil
 	}
 	if ours {
 		m, err := a.conn.LastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
 		switch {
 		case err == nil && lately(&m.Time):
-			delete(k.ignored, c.Name)
+			delete(k.Ignored, c.Name)
 			return true, nil
 		case err != nil && !errors.Is(err, event.ErrNotFound):
 			return false, err
 		}
 	}
-	if !k.ignored[c.Name] {
-		k.ignored[c.Name] = true
-		o := a.obs.Topic(t.name)
+	if !k.Ignored[c.Name] {
+		k.Ignored[c.Name] = true
+		o := a.obs.Topic(t.Name)
 		o.GroupIgnored()
-		a.log.WarnContext(ctx, "group had no member for too long; it holds the events of its topic no more", slog.String("topic", t.name),
-			slog.String("group", cmp.Or(group, c.Name)), slog.Duration("group_age", k.groupAge), slog.Uint64("unsettled_from", c.AckFloor.Stream+1))
+		a.log.WarnContext(ctx, "group had no member for too long; it holds the events of its topic no more", slog.String("topic", t.Name),
+			slog.String("group", cmp.Or(group, c.Name)), slog.Duration("group_age", k.GroupAge), slog.Uint64("unsettled_from", c.AckFloor.Stream+1))
 	}
 	return false, nil
 }
 
-func seenSubject(t *topicInfo, group string) string {
+func seenSubject(t *streams.Topic, group string) string {
 	return "$KV." + retentionBucket + ".seen." + groupKey(t, group)
 }
 
 // noteSeen notes that a group of a topic that rejects has a member now.
 func (g *group) noteSeen(ctx context.Context) error {
-	if g.topic.stream.keep == nil {
+	if g.topic.Stream.Keep == nil {
 		return nil
 	}
 	if _, err := g.bus.conn.Write(ctx, "KV_"+retentionBucket, g.seenMessage()); err != nil {
-		return fmt.Errorf("jetstream: note that group %q of topic %s has a member: %w", g.name, g.topic.name, err)
+		return fmt.Errorf("jetstream: note that group %q of topic %s has a member: %w", g.name, g.topic.Name, err)
 	}
 	return nil
 }
@@ -333,14 +327,14 @@ func (g *group) seenMessage() *nats.Msg { return &nats.Msg{Subject: seenSubject(
 
 // keepSeen notes now and then that a group of a topic that rejects has members. It does not block.
 func (g *group) keepSeen(l *conn.Link, now int64) {
-	k := g.topic.stream.keep
-	if k == nil || now-g.seen.Load() < int64(k.seenEvery()) || len(g.bus.groups.membersOf(g)) == 0 {
+	k := g.topic.Stream.Keep
+	if k == nil || now-g.seen.Load() < int64(k.SeenEvery()) || len(g.bus.groups.membersOf(g)) == 0 {
 		return
 	}
 	g.seen.Store(now)
 	_ = l.Ask(g.seenMessage(), now, conn.AskerFunc(func(reply *nats.Msg, err error) {
 		if err != nil || conn.NoResponders(reply) {
-			g.seen.Store(now - int64(k.seenEvery())) // at the next look
+			g.seen.Store(now - int64(k.SeenEvery())) // at the next look
 		}
 	}))
 }

@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -43,7 +44,7 @@ var keySeed = maphash.MakeSeed()
 // the topic is full. Its methods may be called concurrently.
 type keySet struct {
 	publishing *publishing
-	topic      *topicInfo
+	topic      *streams.Topic
 	most       int
 
 	mu      sync.Mutex
@@ -58,7 +59,7 @@ type keySet struct {
 }
 
 // newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for it.
-func (p *publishing) newKeySet(ctx context.Context, t *topicInfo, rule *topics.Rule, entries uint64) *keySet {
+func (p *publishing) newKeySet(ctx context.Context, t *streams.Topic, rule *topics.Rule, entries uint64) *keySet {
 	k := &keySet{publishing: p, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]bool), present: int(entries)} //nolint:gosec // far fewer
 	if k.most == 0 {
 		k.most = topics.DefaultMaxKeys
@@ -92,9 +93,9 @@ func (k *keySet) read() <-chan struct{} {
 	k.reading, k.readAt = true, p.clock.Now()
 	started := p.conn.Start(func() {
 		defer close(done)
-		prefix := k.topic.bucket.prefix
+		prefix := k.topic.Bucket.Prefix
 		found := make(map[uint64]bool)
-		err := p.readThrough(p.conn.Ctx, k.topic.bucket.stream, 1, true, func(m *conn.StoredMsg) error {
+		err := p.readThrough(p.conn.Ctx, k.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
 			if strings.HasPrefix(m.Subject, prefix) {
 				op := m.Header.Get(headerOperation)
 				found[maphash.String(keySeed, tokenKey(m.Subject[len(prefix):]))] = op != "" && op != "PUT"
@@ -106,7 +107,7 @@ func (k *keySet) read() <-chan struct{} {
 		k.reading = false
 		if err != nil {
 			if p.conn.Ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
-				p.log.WarnContext(p.conn.Ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.name), slog.Any("error", err))
+				p.log.WarnContext(p.conn.Ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.Name), slog.Any("error", err))
 			}
 			return
 		}
@@ -203,7 +204,7 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 			if again { // others may have removed some
 				k.read()
 			}
-			return "max_keys", &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.name, k.most), Err: ErrMaxKeys}
+			return "max_keys", &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("topic %s has %d keys, which is the limit of its rule (max_keys): a new key is taken when keys have gone", k.topic.Name, k.most), Err: ErrMaxKeys}
 		}
 		counts := !known && client != "" && !strings.HasPrefix(client, conn.OwnClient)
 		if counts && p.keyShares.Wait(client) > 0 {

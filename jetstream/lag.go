@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -187,9 +188,9 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 		return unknownLag(ctx, err)
 	}
 	consumers := listed.consumers[at]
-	doubtful := len(listed.missing[t.stream.name])+len(listed.missing[putBackStream]) > 0
+	doubtful := len(listed.missing[t.Stream.Name])+len(listed.missing[putBackStream]) > 0
 	ptr := generation{Generation: native.Generation{Consumer: consumers[0].Name}}
-	if len(consumers) > 1 || consumers[0].Stream != t.stream.name || doubtful {
+	if len(consumers) > 1 || consumers[0].Stream != t.Stream.Name || doubtful {
 		if ptr, err = r.admin.records.generations.get(ctx, t, at.group); err != nil {
 			return unknownLag(ctx, err)
 		}
@@ -200,7 +201,7 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 	var main, queue *natsjs.ConsumerInfo
 	for _, info := range consumers {
 		switch {
-		case info.Stream == t.stream.name && info.Name == ptr.Consumer:
+		case info.Stream == t.Stream.Name && info.Name == ptr.Consumer:
 			main = info
 		case info.Stream == putBackStream && info.Name == ptr.PutBack:
 			queue = info
@@ -226,8 +227,8 @@ func unknownLag(ctx context.Context, err error) (*Lag, error) {
 }
 
 // lagOf is the lag of a group by its consumer, and by that of its put-back events or nil.
-func (r *groupReader) lagOf(ctx context.Context, t *topicInfo, group string, main, queue *natsjs.ConsumerInfo) (Lag, error) {
-	lag := Lag{Topic: t.name, Group: group, Ephemeral: main.Config.InactiveThreshold > 0, StuckSince: r.admin.adminHooks.stuckSince(main)}
+func (r *groupReader) lagOf(ctx context.Context, t *streams.Topic, group string, main, queue *natsjs.ConsumerInfo) (Lag, error) {
+	lag := Lag{Topic: t.Name, Group: group, Ephemeral: main.Config.InactiveThreshold > 0, StuckSince: r.admin.adminHooks.stuckSince(main)}
 	for _, info := range []*natsjs.ConsumerInfo{main, queue} {
 		if info == nil || info.NumPending == 0 && info.NumAckPending <= 0 {
 			continue

@@ -7,6 +7,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // Bounds of reads by key.
@@ -34,7 +35,7 @@ func (b *Bus) Keys(topic string) Keys { return Keys{b.reads, topic} }
 // returns ErrNotFound when the key is unknown or the topic does not exist.
 func (k Keys) Get(ctx context.Context, key string) (*event.Event, error) {
 	r, topic := k.reads, k.topic
-	t, err := r.streams.readable(ctx, topic)
+	t, err := r.streams.Readable(ctx, topic)
 	if err != nil {
 		return nil, r.readFailed(err)
 	}
@@ -42,18 +43,18 @@ func (k Keys) Get(ctx context.Context, key string) (*event.Event, error) {
 	return e, r.readFailed(err)
 }
 
-func (r *reads) latest(ctx context.Context, t *topicInfo, key string) (*event.Event, error) {
-	m, err := r.conn.LastBySubject(ctx, t.stream.name, keyedSubject(t.name, key))
+func (r *reads) latest(ctx context.Context, t *streams.Topic, key string) (*event.Event, error) {
+	m, err := r.conn.LastBySubject(ctx, t.Stream.Name, keyedSubject(t.Name, key))
 	if err == nil {
-		return t.event(m), nil
+		return t.Event(m), nil
 	}
-	if t.bucket == nil || !errors.Is(err, event.ErrNotFound) {
+	if t.Bucket == nil || !errors.Is(err, event.ErrNotFound) {
 		return nil, err
 	}
-	if m, err = r.conn.LastBySubject(ctx, t.bucket.stream, t.bucket.subject(key)); err != nil {
+	if m, err = r.conn.LastBySubject(ctx, t.Bucket.Stream, t.Bucket.Subject(key)); err != nil {
 		return nil, err
 	}
-	e, _, ok := t.entry(m)
+	e, _, ok := t.Entry(m)
 	if !ok {
 		return nil, event.ErrNotFound
 	}
@@ -79,14 +80,14 @@ func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*event.Eve
 	if len(keys) < 2 {
 		return k.GetConsistent(ctx, keys)
 	}
-	t, err := b.streams.readable(ctx, topic)
+	t, err := b.streams.Readable(ctx, topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return map[string]*event.Event{}, nil
 	}
 	if err != nil {
 		return nil, b.readFailed(err)
 	}
-	r := keysRead{reads: b, topic: t, found: make(map[string]*event.Event, len(keys)), bucket: t.bucket != nil}
+	r := keysRead{reads: b, topic: t, found: make(map[string]*event.Event, len(keys)), bucket: t.Bucket != nil}
 	if err := r.all(ctx, keys); err != nil {
 		return nil, b.readFailed(err)
 	}
@@ -96,7 +97,7 @@ func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*event.Eve
 // keysRead reads several keys by direct gets.
 type keysRead struct {
 	reads  *reads
-	topic  *topicInfo
+	topic  *streams.Topic
 	bucket bool // read there, else from the topic's stream
 	found  map[string]*event.Event
 }
@@ -134,9 +135,9 @@ func (r *keysRead) question(keys []string) (*conn.DirectQuery, int) {
 
 func (r *keysRead) subject(key string) string {
 	if r.bucket {
-		return r.topic.bucket.subject(key)
+		return r.topic.Bucket.Subject(key)
 	}
-	return keyedSubject(r.topic.name, key)
+	return keyedSubject(r.topic.Name, key)
 }
 
 func (r *keysRead) chunk(ctx context.Context, q *conn.DirectQuery, keys []string) error {
@@ -171,15 +172,15 @@ func (r *keysRead) chunk(ctx context.Context, q *conn.DirectQuery, keys []string
 
 func (r *keysRead) stream() string {
 	if r.bucket {
-		return r.topic.bucket.stream
+		return r.topic.Bucket.Stream
 	}
-	return r.topic.stream.name
+	return r.topic.Stream.Name
 }
 
 func (r *keysRead) take(m *conn.StoredMsg) {
-	e, ok := r.topic.event(m), true
+	e, ok := r.topic.Event(m), true
 	if r.bucket {
-		e, _, ok = r.topic.entry(m)
+		e, _, ok = r.topic.Entry(m)
 	}
 	switch {
 	case !ok:
@@ -195,7 +196,7 @@ func (r *keysRead) take(m *conn.StoredMsg) {
 func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*event.Event, error) {
 	r, topic := k.reads, k.topic
 	found := make(map[string]*event.Event, len(keys))
-	t, err := r.streams.readable(ctx, topic)
+	t, err := r.streams.Readable(ctx, topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return found, nil
 	}
@@ -209,7 +210,7 @@ func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*eve
 }
 
 // eachLatestOf reads keys at the leader into found, a few at a time.
-func (r *reads) eachLatestOf(ctx context.Context, t *topicInfo, keys []string, found map[string]*event.Event) error {
+func (r *reads) eachLatestOf(ctx context.Context, t *streams.Topic, keys []string, found map[string]*event.Event) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var readers sync.WaitGroup

@@ -17,6 +17,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -59,9 +60,9 @@ func nativeConn(tb testing.TB, url string) (*nats.Conn, natsjs.JetStream) {
 // filled waits until the bucket of a topic has the event.
 func filled(tb testing.TB, b *Bus, topic, key string, r event.Receipt) {
 	tb.Helper()
-	k := newBucket(topic)
+	k := streams.NewBucket(topic)
 	eventually(tb, "the bucket has key "+key, func() bool {
-		m, err := b.conn.LastBySubject(tb.Context(), k.stream, k.subject(key))
+		m, err := b.conn.LastBySubject(tb.Context(), k.Stream, k.Subject(key))
 		if err != nil {
 			return false
 		}
@@ -203,7 +204,7 @@ func TestGetManyOfLargePayloads(t *testing.T) {
 func TestGetManyWithoutDirectReads(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	cfg := streamConfig(b.rules.Of("theirs"), "theirs", b.cfg.Replicas, b.cfg.MemoryStorage)
+	cfg := streams.StreamConfig(b.rules.Of("theirs"), "theirs", b.cfg.Replicas, b.cfg.MemoryStorage)
 	cfg.AllowDirect = false
 	if _, err := b.conn.JS.CreateStream(t.Context(), cfg); err != nil {
 		t.Fatal(err)
@@ -232,7 +233,7 @@ func TestReadsOfABucketWithoutDirectReads(t *testing.T) {
 	if err := source.DeleteMsg(t.Context(), gone.Sequence); err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.conn.FindStream(t.Context(), newBucket("state.a").stream)
+	info, err := b.conn.FindStream(t.Context(), streams.NewBucket("state.a").Stream)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +276,7 @@ func TestReadsThatAreGivenUpLeaveNothing(t *testing.T) {
 	if n := subscriptions(); n != before {
 		t.Errorf("%d subscriptions, %d before", n, before)
 	}
-	for _, name := range []string{newBucket("state.a").stream, objectName("state.a")} {
+	for _, name := range []string{streams.NewBucket("state.a").Stream, objectName("state.a")} {
 		eventually(t, name+" has no consumers", func() bool {
 			info, err := b.conn.FindStream(t.Context(), name)
 			return err == nil && info.State.Consumers == 0
@@ -350,7 +351,7 @@ func TestCompactedTopicRefuses(t *testing.T) {
 				t.Errorf("%s: got %v", c.name, err)
 			}
 		}
-		if _, err := b.conn.FindStream(t.Context(), objectName("state.a")); b.streams.known("state.a") == nil && !errors.Is(err, event.ErrNotFound) {
+		if _, err := b.conn.FindStream(t.Context(), objectName("state.a")); b.streams.Known("state.a") == nil && !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("a refused publish made the topic: %v", err)
 		}
 		set(t, b, "state.a", "k", "1")

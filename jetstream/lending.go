@@ -43,7 +43,7 @@ func (l *lending) appendTo(b []byte, place uint64) []byte {
 		b = binary.AppendUvarint(b, v)
 	}
 	stream := e.Stream
-	if stream == l.group.topic.stream.name {
+	if stream == l.group.topic.Stream.Name {
 		stream = ""
 	}
 	for _, s := range [...]string{stream, e.ID, e.Key, e.SID} {
@@ -126,13 +126,13 @@ func (r *lendings) next(g *group) (l lending, number, place uint64, err error) {
 	l.seq = r.number()
 	l.size = int(min(r.number(), math.MaxInt32)) //nolint:gosec // it is bounded
 	flags := r.number()
-	e.Topic, e.Tombstone, e.Gone = g.topic.name, flags&1 != 0, flags&2 != 0
+	e.Topic, e.Tombstone, e.Gone = g.topic.Name, flags&1 != 0, flags&2 != 0
 	e.Sequence, e.StoredAt, e.TS = r.number(), int64(r.number()), int64(r.number()) //nolint:gosec // as they were written
 	if slot != ordered.NoSlot {
 		e.Partition, e.HasPartition = slot, true
 	}
 	if e.Stream = string(r.bytes()); e.Stream == "" {
-		e.Stream = g.topic.stream.name
+		e.Stream = g.topic.Stream.Name
 	}
 	e.ID, e.Key, e.SID = string(r.bytes()), string(r.bytes()), string(r.bytes())
 	e.CausedBy, e.Tags = r.list(), r.list()

@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // An event that is lent over NATS arrives as it was, whichever fields it has.
 func TestLendingsArriveAsTheyWere(t *testing.T) {
 	t.Parallel()
-	g := &group{topic: &topicInfo{name: "orders", stream: &stream{name: "S"}}}
+	g := &group{topic: &streams.Topic{Name: "orders", Stream: &streams.Stream{Name: "S"}}}
 	whole := event.Event{
 		ID: "id", TS: 1, Topic: "orders", Key: "k", SID: "sid", Headers: map[string]string{"a": "1", "b": ""}, CausedBy: []string{"x", "y"}, Tags: []string{"t"},
 		Partition: 7, HasPartition: true, Payload: []byte("payload\x00"), Tombstone: true, Stream: "other", Sequence: 1 << 60, Gone: true, StoredAt: 1795199112245e6,

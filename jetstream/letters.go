@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
@@ -35,7 +36,7 @@ const (
 // letters lists, counts, redrives and discards dead letters.
 type letters struct {
 	*core
-	streams    *streams
+	streams    *streams.Streams
 	reads      *reads
 	records    *records
 	publishing *publishing
@@ -158,7 +159,7 @@ const leftOut = " bytes left out: it is at "
 
 // readLetter reads a stored dead letter. What is none has a Fault.
 func readLetter(stream string, m *conn.StoredMsg) *Letter {
-	l := &Letter{Stream: stream, Sequence: m.Seq, StoredAt: m.Time.UnixNano(), Topic: strings.TrimPrefix(subjectTopic(m.Subject), dlqPrefix)}
+	l := &Letter{Stream: stream, Sequence: m.Seq, StoredAt: m.Time.UnixNano(), Topic: strings.TrimPrefix(subjectTopic(m.Subject), native.DeadLetterPrefix)}
 	e := event.Event{Stream: stream, Sequence: m.Seq, StoredAt: l.StoredAt}
 	e.ReadHeader(m.Header)
 	l.ID = e.ID
@@ -249,7 +250,7 @@ func (f *LetterFilter) validate() error {
 		if err := ValidTopic(f.Topic); err != nil {
 			return err
 		}
-		if isDead(f.Topic) {
+		if streams.IsDead(f.Topic) {
 			return &event.Error{Code: event.CodeBadTopic, Msg: fmt.Sprintf("topic %s holds dead letters, and has none of its own: name the topic whose events failed", f.Topic)}
 		}
 	}
@@ -297,14 +298,14 @@ type letterStream struct {
 // letterStreams are the streams that may have letters of the filter, in order of their names.
 func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterStream, error) {
 	if f.Topic != "" {
-		t, state, err := d.streams.freshExisting(ctx, dlqPrefix+f.Topic)
+		t, state, err := d.streams.FreshExisting(ctx, native.DeadLetterPrefix+f.Topic)
 		if errors.Is(err, event.ErrNotFound) {
 			return nil, nil
 		}
 		if err != nil {
 			return nil, err
 		}
-		return []letterStream{{name: t.stream.name, created: t.stream.created, subjects: t.filters(), first: state.FirstSeq, last: state.LastSeq, messages: state.Msgs}}, nil
+		return []letterStream{{name: t.Stream.Name, created: t.Stream.Created, subjects: t.Filters(), first: state.FirstSeq, last: state.LastSeq, messages: state.Msgs}}, nil
 	}
 	names := make(map[string]bool)
 	for _, subject := range letterSubjects {
@@ -316,7 +317,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 			return nil, d.conn.Unavailable(fmt.Errorf("jetstream: list the streams of dead letters: %w", err))
 		}
 	}
-	var streams []letterStream
+	var found []letterStream
 	for name := range names {
 		info, err := d.conn.FindStream(ctx, name)
 		if errors.Is(err, event.ErrNotFound) {
@@ -329,19 +330,19 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 		for _, has := range info.Config.Subjects {
 			for _, all := range letterSubjects {
 				switch {
-				case covers(all, has):
+				case streams.Covers(all, has):
 					s.subjects = append(s.subjects, has)
-				case covers(has, all):
+				case streams.Covers(has, all):
 					s.subjects = append(s.subjects, all)
 				}
 			}
 		}
 		if len(s.subjects) > 0 {
-			streams = append(streams, s)
+			found = append(found, s)
 		}
 	}
-	slices.SortFunc(streams, func(a, b letterStream) int { return strings.Compare(a.name, b.name) })
-	return streams, nil
+	slices.SortFunc(found, func(a, b letterStream) int { return strings.Compare(a.name, b.name) })
+	return found, nil
 }
 
 // errLettersEnded ends a reading of letters.
@@ -361,7 +362,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 		if err != nil {
 			return d.conn.Unavailable(err)
 		}
-		if !slices.ContainsFunc(letterSubjects, func(all string) bool { return covers(all, m.Subject) }) {
+		if !slices.ContainsFunc(letterSubjects, func(all string) bool { return streams.Covers(all, m.Subject) }) {
 			return nil
 		}
 		err = f(readLetter(s.name, m), m)
@@ -372,7 +373,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 	}
 	next := max(from, 1)
 	if !filter.Since.IsZero() {
-		first, err := d.leaderNext(ctx, s.name, 0, farthest(filter.Since), s.subjects)
+		first, err := d.leaderNext(ctx, s.name, 0, streams.Farthest(filter.Since), s.subjects)
 		if err != nil {
 			return d.conn.Unavailable(err)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -86,7 +87,7 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 // since may be of a key that was given already: the records of the pages tell.
 type listing struct {
 	reads  *reads
-	topic  *topicInfo
+	topic  *streams.Topic
 	opts   ListOptions
 	at     listingCursor
 	reader *listingReader // reads ahead; nil: direct gets
@@ -132,24 +133,24 @@ func (l *listing) read(ctx context.Context) (err error) {
 func (l *listing) begin(ctx context.Context) error {
 	if l.opts.Next != "" {
 		var err error
-		if l.at, err = parseListingCursor(l.opts.Next, l.topic.name); err != nil {
+		if l.at, err = parseListingCursor(l.opts.Next, l.topic.Name); err != nil {
 			return err
 		}
 		if l.reader = l.reads.listings.take(&l.at); l.reader != nil {
 			return nil
 		}
 	}
-	info, err := l.reads.conn.FindStream(ctx, l.topic.bucket.stream)
+	info, err := l.reads.conn.FindStream(ctx, l.topic.Bucket.Stream)
 	switch {
 	case err != nil:
 		return err
 	case l.opts.Next == "":
-		l.at = newListingCursor(l.topic.name, native.StreamMade(info), info.State.LastSeq)
+		l.at = newListingCursor(l.topic.Name, native.StreamMade(info), info.State.LastSeq)
 	case native.StreamMade(info).UnixNano() != l.at.created:
 		return errAnew
 	case info.State.LastSeq > l.at.pos+uint64(l.opts.Limit): //nolint:gosec // it is positive
 		// A listing that goes on goes on further, as a rule.
-		l.reader = l.reads.listings.open(ctx, &l.at, l.topic.bucket.stream)
+		l.reader = l.reads.listings.open(ctx, &l.at, l.topic.Bucket.Stream)
 	}
 	return nil
 }
@@ -188,7 +189,7 @@ func (l *listing) entries(ctx context.Context) (entries []*conn.StoredMsg, last 
 	}
 	enough := errors.New("enough")
 	size := 0
-	r := allRead{core: l.reads.core, stream: l.topic.bucket.stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, conn.MaxDirect)}
+	r := allRead{core: l.reads.core, stream: l.topic.Bucket.Stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, conn.MaxDirect)}
 	r.f = func(m *conn.StoredMsg) error {
 		entries = append(entries, m)
 		if size += m.Size; len(entries) == limit || size > listingBytes {
@@ -209,7 +210,7 @@ func (l *listing) take(ctx context.Context, entries []*conn.StoredMsg) (taken in
 	// hashes of keys written since the listing began; true: given already
 	late := make(map[uint64]bool)
 	for i, m := range entries {
-		e, _, ok := l.topic.entry(m)
+		e, _, ok := l.topic.Entry(m)
 		if !ok || e.Tombstone {
 			continue
 		}

@@ -16,6 +16,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // listWalks is larger for the long form, as in RELIABILITY.md.
@@ -69,7 +70,7 @@ func TestListingOnACluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	streams := []string{info.stream.name, info.bucket.stream, listingsStream}
+	streams := []string{info.Stream.Name, info.Bucket.Stream, listingsStream}
 	listAll(t, hubs[0], topic, 100) // makes the bucket of records
 	c.healthy(streams...)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -133,7 +134,7 @@ func TestListingOnACluster(t *testing.T) {
 // readersOf are the names of the consumers on the bucket of a topic.
 func readersOf(tb testing.TB, js natsjs.JetStream, topic string) map[string]bool {
 	tb.Helper()
-	s, err := js.Stream(tb.Context(), newBucket(topic).stream)
+	s, err := js.Stream(tb.Context(), streams.NewBucket(topic).Stream)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -193,7 +194,7 @@ func TestListingReadsAhead(t *testing.T) {
 		maps.Copy(used, now)
 		if page == 5 { // what it has read ahead is lost along with it
 			for name := range now {
-				if err := js.DeleteConsumer(t.Context(), newBucket(topic).stream, name); err != nil {
+				if err := js.DeleteConsumer(t.Context(), streams.NewBucket(topic).Stream, name); err != nil {
 					t.Fatal(err)
 				}
 			}

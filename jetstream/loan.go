@@ -184,7 +184,7 @@ func (t *seat) accept(lent []lending) bool {
 func (t *seat) assigned(slots []int, epoch uint64) {
 	s := t.m.sub
 	s.mu.Lock()
-	mine, topic := t.m.seat == t, t.m.group.topic.name
+	mine, topic := t.m.seat == t, t.m.group.topic.Name
 	s.mu.Unlock()
 	if !mine || s.opts.OnAssign == nil {
 		return

@@ -8,6 +8,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // Loss says that events were removed from a topic before a group was given them: by a bound of the
@@ -61,8 +62,8 @@ const settleSight = time.Second
 
 // newSight begins where the consumer stands. When nothing is in flight, the ack floor says more: a
 // consumer that met the end of an emptied stream shows that end as delivered.
-func newSight(t *topicInfo, info *natsjs.ConsumerInfo) sight {
-	s := sight{off: t.stream.family, order: info.Delivered.Consumer, seq: info.Delivered.Stream}
+func newSight(t *streams.Topic, info *natsjs.ConsumerInfo) sight {
+	s := sight{off: t.Stream.Family, order: info.Delivered.Consumer, seq: info.Delivered.Stream}
 	if n := info.AckFloor.Consumer; n > 0 && n == info.Delivered.Consumer && info.NumAckPending == 0 && info.AckFloor.Stream < s.seq {
 		s.seq = info.AckFloor.Stream
 	}
@@ -181,7 +182,7 @@ func (g *group) report(f found) {
 	}
 	if err != nil && b.conn.Ctx.Err() == nil {
 		b.often.Log(ctx, slog.LevelWarn, "failed to note that a group has lost events; this hub reports them by itself", g.source(),
-			slog.String("topic", g.topic.name), slog.String("group", g.name), slog.Any("error", err))
+			slog.String("topic", g.topic.Name), slog.String("group", g.name), slog.Any("error", err))
 	}
 	for _, l := range losses {
 		b.often.Log(ctx, slog.LevelWarn, "events were removed before a group was given them", g.source(), slog.String("topic", l.Topic), slog.String("group", g.name),

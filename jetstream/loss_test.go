@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
 )
@@ -441,7 +442,7 @@ func TestNewGroupHasLostNothing(t *testing.T) {
 func TestSightOfANewGroup(t *testing.T) {
 	t.Parallel()
 	info := &natsjs.ConsumerInfo{Config: natsjs.ConsumerConfig{OptStartSeq: 101}}
-	s := newSight(&topicInfo{stream: new(stream)}, info)
+	s := newSight(&streams.Topic{Stream: new(streams.Stream)}, info)
 	if g, found := s.arrived(&conn.DeliveryMeta{Order: 1, StreamSeq: 101, Delivered: 1}, 1); found {
 		t.Errorf("the first event of the group comes after %d lost ones", g.lost)
 	}
@@ -455,7 +456,7 @@ func TestSightOfANewGroup(t *testing.T) {
 func TestSightOfForgottenDeliveries(t *testing.T) {
 	t.Parallel()
 	for _, again := range []uint64{11, 10, 9, 8} {
-		s := newSight(&topicInfo{stream: new(stream)}, new(natsjs.ConsumerInfo))
+		s := newSight(&streams.Topic{Stream: new(streams.Stream)}, new(natsjs.ConsumerInfo))
 		for n := uint64(1); n <= 10; n++ {
 			s.arrived(&conn.DeliveryMeta{Order: n, StreamSeq: n, Delivered: 1}, int64(n))
 		}
@@ -477,7 +478,7 @@ func TestBookOfAGroupThatIsNumberedAgain(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "orders", "1")
-	at, err := b.streams.existing(t.Context(), "orders")
+	at, err := b.streams.Existing(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
 	}

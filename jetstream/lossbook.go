@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -76,7 +77,7 @@ type purged struct {
 	To   uint64 `json:"to"`
 }
 
-func lossSubject(t *topicInfo, group string) string {
+func lossSubject(t *streams.Topic, group string) string {
 	return "$KV." + retentionBucket + ".lost." + groupKey(t, group)
 }
 
@@ -87,7 +88,7 @@ func purgeSubject(stream string) string { return "$KV." + retentionBucket + ".pu
 func (r *records) noteLoss(ctx context.Context, g *group, w gap) ([]Loss, error) {
 	alone := func(n uint64, err error) ([]Loss, error) {
 		r.countLost(g, n)
-		return []Loss{bookedGap{Lost: n, Since: w.after.stored}.loss(g.topic.name)}, err
+		return []Loss{bookedGap{Lost: n, Since: w.after.stored}.loss(g.topic.Name)}, err
 	}
 	if w.seq <= w.after.seq+1 {
 		return nil, nil // a redelivery came late: nothing is in between
@@ -134,19 +135,19 @@ const bookAgain = 5 * time.Millisecond
 
 // noteReturned counts events that the group's members gave back and that were removed since.
 func (r *records) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]Loss, error) {
-	info, err := r.conn.FindStream(ctx, g.topic.stream.name)
+	info, err := r.conn.FindStream(ctx, g.topic.Stream.Name)
 	if err != nil {
 		return nil, err
 	}
 	gone := slices.DeleteFunc(seqs, func(seq uint64) bool { return seq >= info.State.FirstSeq })
-	if len(gone) == 0 || !native.StreamMade(info).Equal(g.topic.stream.created) {
+	if len(gone) == 0 || !native.StreamMade(info).Equal(g.topic.Stream.Created) {
 		return nil, nil
 	}
 	var purges purgeBook
-	if _, err := r.book(ctx, purgeSubject(g.topic.stream.name), &purges); err != nil {
+	if _, err := r.book(ctx, purgeSubject(g.topic.Stream.Name), &purges); err != nil {
 		return nil, err
 	}
-	if purges.Stream.Equal(g.topic.stream.created) {
+	if purges.Stream.Equal(g.topic.Stream.Created) {
 		gone = slices.DeleteFunc(gone, func(seq uint64) bool {
 			return slices.ContainsFunc(purges.Purges, func(p purged) bool { return p.From <= seq && seq < p.To })
 		})
@@ -155,7 +156,7 @@ func (r *records) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]
 		return nil, nil
 	}
 	n := uint64(len(gone))
-	losses := []Loss{{Topic: g.topic.name, Events: n}}
+	losses := []Loss{{Topic: g.topic.Name, Events: n}}
 	r.countLost(g, n)
 	for {
 		book, err := r.lossBook(ctx, g.topic, g.name)
@@ -172,7 +173,7 @@ func (r *records) noteReturned(ctx context.Context, g *group, seqs []uint64) ([]
 }
 
 // newlyLost is how much of a gap is not in the book yet.
-func (r *records) newlyLost(ctx context.Context, t *topicInfo, book *lossBook, w gap, end uint64) (uint64, error) {
+func (r *records) newlyLost(ctx context.Context, t *streams.Topic, book *lossBook, w gap, end uint64) (uint64, error) {
 	n, after := w.lost, w.after.seq
 	switch {
 	case w.seq <= book.Seq:
@@ -189,10 +190,10 @@ func (r *records) newlyLost(ctx context.Context, t *topicInfo, book *lossBook, w
 		return 0, nil
 	}
 	var purges purgeBook
-	if _, err := r.book(ctx, purgeSubject(t.stream.name), &purges); err != nil {
+	if _, err := r.book(ctx, purgeSubject(t.Stream.Name), &purges); err != nil {
 		return 0, err
 	}
-	if !purges.Stream.Equal(t.stream.created) {
+	if !purges.Stream.Equal(t.Stream.Created) {
 		return n, nil
 	}
 	for _, p := range purges.Purges {
@@ -221,7 +222,7 @@ func (g *group) untold(book *lossBook, w gap) (losses []Loss) {
 	defer g.mu.Unlock()
 	for _, booked := range book.Gaps {
 		if booked.Before > g.told && booked.After < w.seq && booked.Before > w.after.seq {
-			losses = append(losses, booked.loss(g.topic.name))
+			losses = append(losses, booked.loss(g.topic.Name))
 			g.told = booked.Before
 		}
 	}
@@ -230,7 +231,7 @@ func (g *group) untold(book *lossBook, w gap) (losses []Loss) {
 
 // countLost is the metric of a loss.
 func (r *records) countLost(g *group, n uint64) {
-	o := r.obs.Group(g.topic.name, g.name, g.timeToLive() > 0)
+	o := r.obs.Group(g.topic.Name, g.name, g.timeToLive() > 0)
 	o.Lost(n)
 	o.Close()
 }
@@ -241,13 +242,13 @@ const leaderBehind = 200 * time.Millisecond
 
 // firstLeft is the first sequence that is left in the stream. A leader that has not applied yet
 // what another server has is asked again.
-func (r *records) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, error) {
+func (r *records) firstLeft(ctx context.Context, t *streams.Topic, w gap) (uint64, error) {
 	for end := r.clock.Now() + int64(leaderBehind); ; {
-		info, err := r.conn.FindStream(ctx, t.stream.name)
+		info, err := r.conn.FindStream(ctx, t.Stream.Name)
 		if err != nil {
 			return 0, err
 		}
-		if !native.StreamMade(info).Equal(t.stream.created) {
+		if !native.StreamMade(info).Equal(t.Stream.Created) {
 			return 0, errStreamGone
 		}
 		first, applied := info.State.FirstSeq, info.State.LastSeq >= w.seq
@@ -255,20 +256,20 @@ func (r *records) firstLeft(ctx context.Context, t *topicInfo, w gap) (uint64, e
 			return first, nil
 		}
 		if err := r.conn.Pause(ctx, 20*time.Millisecond); err != nil {
-			return 0, fmt.Errorf("jetstream: stream %s: its leader is behind: %w", t.stream.name, err)
+			return 0, fmt.Errorf("jetstream: stream %s: its leader is behind: %w", t.Stream.Name, err)
 		}
 	}
 }
 
 // lossBook reads the entry of a group; an empty one if there is none for this stream.
-func (r *records) lossBook(ctx context.Context, t *topicInfo, group string) (lossBook, error) {
+func (r *records) lossBook(ctx context.Context, t *streams.Topic, group string) (lossBook, error) {
 	var book lossBook
 	rev, err := r.book(ctx, lossSubject(t, group), &book)
 	if err != nil {
 		return lossBook{}, err
 	}
-	if !book.Stream.Equal(t.stream.created) {
-		book = lossBook{Stream: t.stream.created}
+	if !book.Stream.Equal(t.Stream.Created) {
+		book = lossBook{Stream: t.Stream.Created}
 	}
 	book.revision = rev
 	return book, nil

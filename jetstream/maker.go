@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
 )
@@ -48,7 +49,7 @@ func newMakers(c *core) *makers {
 const makersPrefix = "$KV." + makersBucket + "."
 
 // makerSubject is where a group of a client is noted.
-func makerSubject(client string, t *topicInfo, group string) string {
+func makerSubject(client string, t *streams.Topic, group string) string {
 	return makersPrefix + objectName(client) + "." + groupKey(t, group)
 }
 
@@ -72,7 +73,7 @@ type makerNote struct {
 //
 // The note comes before the consumer, so that hubs that make groups for one client at once do not
 // exceed its limit together.
-func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (entry, error) {
+func (m *makers) note(ctx context.Context, t *streams.Topic, group, client string) (entry, error) {
 	c := m.core
 	e := entry{subject: makerSubject(client, t, group), client: client}
 	_, err := c.conn.LastBySubject(ctx, "KV_"+makersBucket, e.subject)
@@ -85,7 +86,7 @@ func (m *makers) note(ctx context.Context, t *topicInfo, group, client string) (
 	if err := m.newGroups.Take(client); err != nil {
 		return entry{}, err
 	}
-	return m.write(ctx, e, makerNote{client, t.name, group}, "client_groups", func() (*event.Error, error) { return m.refusal(ctx, t, client) })
+	return m.write(ctx, e, makerNote{client, t.Name, group}, "client_groups", func() (*event.Error, error) { return m.refusal(ctx, t, client) })
 }
 
 // noteTopic is note for a topic that a client is about to make, with a stream of this name. What
@@ -141,7 +142,7 @@ func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*ev
 }
 
 // refusal returns why the client has too many groups, the noted ones included, or nil.
-func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*event.Error, error) {
+func (m *makers) refusal(ctx context.Context, t *streams.Topic, client string) (*event.Error, error) {
 	c := m.core
 	prefix := makersPrefix + objectName(client) + "."
 	noted, err := c.subjectsOf(ctx, makersBucket, prefix+"*.*")
@@ -150,11 +151,11 @@ func (m *makers) refusal(ctx context.Context, t *topicInfo, client string) (*eve
 	}
 	here := 0
 	for subject := range noted {
-		if strings.HasPrefix(subject, prefix+t.stream.name+".") {
+		if strings.HasPrefix(subject, prefix+t.Stream.Name+".") {
 			here++
 		}
 	}
-	switch share := max(t.stream.room/2, 1); {
+	switch share := max(t.Stream.Room/2, 1); {
 	case len(noted) > c.limits.ClientGroups:
 		return &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("this client has made %d groups that exist, which is its limit: have some deleted, or let them end by opts.groupTtlMs", c.limits.ClientGroups)}, nil
 	case here > share:

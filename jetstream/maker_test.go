@@ -100,7 +100,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 		if code := makes(t, b, "tabs", "tab-1", tab); code != "" {
 			t.Errorf("a tab that comes again: %s", code)
 		}
-		if err := b.conn.JS.DeleteConsumer(t.Context(), "tabs", b.streams.known("tabs").consumerName("tab-1")); err != nil {
+		if err := b.conn.JS.DeleteConsumer(t.Context(), "tabs", b.streams.Known("tabs").ConsumerName("tab-1")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -198,7 +198,7 @@ func TestRoomOnForeignStreams(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
 	for have, want := range map[int]int{-1: 900, 0: 900, 100: 90, 20_000: 10_000, 11_000: 10_000, 1: 1} {
-		if got := b.streams.roomFor(&natsjs.StreamConfig{MaxConsumers: have}); got != want {
+		if got := b.streams.RoomFor(&natsjs.StreamConfig{MaxConsumers: have}); got != want {
 			t.Errorf("a stream of %d consumers has room for %d groups, want %d", have, got, want)
 		}
 	}

@@ -153,7 +153,7 @@ func TestPreview(t *testing.T) {
 			t.Errorf("%+v: %v", to, err)
 		}
 	}
-	if _, err := b.Group("none", "g").Move(t.Context(), FromEarliest); !errors.Is(err, event.ErrNotFound) || b.streams.known("none") != nil {
+	if _, err := b.Group("none", "g").Move(t.Context(), FromEarliest); !errors.Is(err, event.ErrNotFound) || b.streams.Known("none") != nil {
 		t.Errorf("a move made a topic: %v", err)
 	}
 	if _, err := b.Subscribe(t.Context(), "preview", "h", SubscribeOptions{From: Back(1)}, ignore); !hasCode(err, event.CodeBadOptions) {

@@ -12,6 +12,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -54,7 +55,7 @@ func (m *mark) life() time.Duration {
 	return ttl + min(watchMemory, ttl/4)
 }
 
-func marksSubject(t *topicInfo, group string) string {
+func marksSubject(t *streams.Topic, group string) string {
 	return "$KV." + marksBucket + "." + groupKey(t, group)
 }
 
@@ -202,7 +203,7 @@ func (r *records) storeMark(ctx context.Context, subject string, m mark) {
 
 // mark says how far the group is.
 func (g *group) mark(floor uint64, left bool) mark {
-	return mark{Consumer: g.consumer, Stream: g.topic.stream.created, Floor: floor, TTLMS: g.timeToLive().Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left, Maker: g.maker}
+	return mark{Consumer: g.consumer, Stream: g.topic.Stream.Created, Floor: floor, TTLMS: g.timeToLive().Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left, Maker: g.maker}
 }
 
 // message is a mark on its way to the bucket.
@@ -306,7 +307,7 @@ type groupStart struct {
 // startOf is where a group begins whose consumer does not exist. A group in memory whose server was
 // restarted goes on behind the floor of its mark, unless it has had no member for its TTL; other
 // groups begin where the one who joins says.
-func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *generation, state natsjs.StreamState) (s groupStart, err error) {
+func (b *Bus) startOf(ctx context.Context, t *streams.Topic, j *joining, ptr *generation, state natsjs.StreamState) (s groupStart, err error) {
 	s = groupStart{ttl: j.ttl, maker: j.client, slots: j.slots, goesOn: j.was != nil}
 	if j.was != nil {
 		s.maker, s.slots = j.was.maker, j.was.slots
@@ -324,19 +325,19 @@ func (b *Bus) startOf(ctx context.Context, t *topicInfo, j *joining, ptr *genera
 	if err != nil {
 		return s, b.conn.Unavailable(err)
 	}
-	known := m != nil && m.Consumer == ptr.Consumer && m.Stream.Equal(t.stream.created)
+	known := m != nil && m.Consumer == ptr.Consumer && m.Stream.Equal(t.Stream.Created)
 	if !known || time.Since(time.UnixMilli(m.SeenMS)) > m.life() {
 		s.lost = known && !m.Left
 		s.seq, err = j.start(ctx, t, state)
 		return s, err
 	}
-	b.log.InfoContext(ctx, "group goes on at its mark; its server was restarted", slog.String("topic", t.name), slog.String("group", j.group), slog.Uint64("floor", m.Floor))
+	b.log.InfoContext(ctx, "group goes on at its mark; its server was restarted", slog.String("topic", t.Name), slog.String("group", j.group), slog.Uint64("floor", m.Floor))
 	s.seq, s.maker, s.goesOn = min(m.Floor, state.LastSeq)+1, m.Maker, true
 	return s, nil
 }
 
 // mark reads a group's mark; nil if there is none.
-func (r *records) mark(ctx context.Context, t *topicInfo, name string) (*mark, error) {
+func (r *records) mark(ctx context.Context, t *streams.Topic, name string) (*mark, error) {
 	subject := marksSubject(t, name)
 	kept := r.keptMark(subject)
 	msg, err := r.conn.LastBySubject(ctx, "KV_"+marksBucket, subject)

@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -99,7 +100,7 @@ func (m *member) open() {
 	}
 	if err != nil {
 		m.sub.bus.often.Log(m.sub.bus.conn.Ctx, slog.LevelWarn, "failed to subscribe to an inbox for a group; it is tried again when the connection is back", m.group.source(),
-			slog.String("topic", m.group.topic.name), slog.Any("error", err))
+			slog.String("topic", m.group.topic.Name), slog.Any("error", err))
 		return
 	}
 	in.sub, m.inbox, m.requested, m.retryAt = sub, in, 0, 0
@@ -296,9 +297,9 @@ func (in *inbox) receive(msg *nats.Msg) {
 		s.spare(d, false)
 		return // it may have waited for too long to be ours still
 	}
-	if t := in.group.topic; t.schemas && meta.Delivered == 1 {
+	if t := in.group.topic; t.Schemas && meta.Delivered == 1 {
 		if _, given := schemaHeader(d.Event.Headers); !given {
-			t.obs.SchemaUnversioned()
+			t.Obs.SchemaUnversioned()
 		}
 	}
 	wanted, came := s.wants(d), incoming{now: now, sent: sent, storedAt: meta.StoredAt, behind: behind}
@@ -432,7 +433,7 @@ func (g *group) arrived(reply string, p *conn.DeliveryMeta, now int64) (spared i
 
 // tooLate takes note of a delivery that came when the event was not the hub's any more.
 func (g *group) tooLate(d *Delivery) {
-	g.bus.log.Debug("a delivery came too late", slog.String("topic", g.topic.name), slog.String("group", g.name), slog.String("event", d.Event.ID))
+	g.bus.log.Debug("a delivery came too late", slog.String("topic", g.topic.Name), slog.String("group", g.name), slog.String("event", d.Event.ID))
 	g.addUnsettled(d.seq)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -598,7 +599,7 @@ func (in *inbox) status(msg *nats.Msg) {
 		// Leadership change, server shutdown, too many waiting pulls: ask again soon, from a clean
 		// slate.
 		in.group.doubtAcks()
-		s.bus.log.Debug("a pull ended early", slog.String("topic", m.group.topic.name), slog.String("status", what))
+		s.bus.log.Debug("a pull ended early", slog.String("topic", m.group.topic.Name), slog.String("status", what))
 		m.again(s.bus.clock.Now() + int64(pullRetry))
 	}
 }
@@ -655,7 +656,7 @@ func (m *member) reattach(deleted bool) {
 		return
 	}
 	m.attaching, m.movedAt = true, 0
-	old, was := m.group, m.group.topic.stream
+	old, was := m.group, m.group.topic.Stream
 	m.close(false)
 	s.drop(func(d *Delivery) bool { return d.m == m })
 	m.leaveSeat()
@@ -665,11 +666,11 @@ func (m *member) reattach(deleted bool) {
 			g, queue, err := m.rejoin(was, start, deleted)
 			if errors.Is(err, errGroupDeleted) {
 				old.deleted.Store(true)
-				s.opts.OnDeleted(old.topic.name) // the member stays as it is until Stop
+				s.opts.OnDeleted(old.topic.Name) // the member stays as it is until Stop
 				return
 			}
-			if err == nil && !g.topic.stream.created.Equal(was.created) {
-				s.reset(m, old.topic.name, "its stream was deleted and created again")
+			if err == nil && !g.topic.Stream.Created.Equal(was.Created) {
+				s.reset(m, old.topic.Name, "its stream was deleted and created again")
 			}
 			s.mu.Lock()
 			if err == nil || s.stopped {
@@ -697,7 +698,7 @@ func (m *member) reattach(deleted bool) {
 				return
 			}
 			s.mu.Unlock()
-			s.bus.often.Log(s.bus.conn.Ctx, slog.LevelWarn, "failed to join a group again; retrying", old.source(), slog.String("topic", old.topic.name), slog.Any("error", err))
+			s.bus.often.Log(s.bus.conn.Ctx, slog.LevelWarn, "failed to join a group again; retrying", old.source(), slog.String("topic", old.topic.Name), slog.Any("error", err))
 			select {
 			case <-time.After(wait):
 			case <-s.ctx.Done():
@@ -761,17 +762,17 @@ func (r *groupRegistry) oldestHeld(g *group) uint64 {
 }
 
 // rejoin also returns the group's queue.
-func (m *member) rejoin(was *stream, start uint64, deleted bool) (*group, string, error) {
+func (m *member) rejoin(was *streams.Stream, start uint64, deleted bool) (*group, string, error) {
 	ctx, cancel := context.WithTimeout(m.sub.ctx, conn.PublishWait)
 	defer cancel()
-	from := func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-		if !t.stream.created.Equal(was.created) {
+	from := func(_ context.Context, t *streams.Topic, state natsjs.StreamState) (uint64, error) {
+		if !t.Stream.Created.Equal(was.Created) {
 			return 1, nil // the stream was created again, too: all that is in it is new
 		}
 		return min(start, state.LastSeq+1), nil
 	}
 	j := &joining{
-		topic: m.group.topic.name, group: m.sub.group, ttl: m.group.timeToLive(), start: from,
+		topic: m.group.topic.Name, group: m.sub.group, ttl: m.group.timeToLive(), start: from,
 		was: m.group, gone: deleted, ends: m.sub.opts.OnDeleted != nil,
 	}
 	g, err := m.sub.bus.join(ctx, j)

@@ -20,7 +20,7 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	held := first.next()
 	second := take(t, b, "late", "g", SubscribeOptions{MaxInFlight: 1, BatchSize: 1})
 	second.next()
-	topic := b.streams.known("late")
+	topic := b.streams.Known("late")
 	before, err := b.records.generations.get(t.Context(), topic, "g")
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestAGroupWithTTLThatWasDeletedKeepsItsName(t *testing.T) {
 	if got := k.payloads(1); got[0] != "2" {
 		t.Errorf("got %q", got)
 	}
-	if ptr, err := b.records.generations.get(t.Context(), b.streams.known("ttl"), "tab-1"); err != nil || ptr.revision != 0 {
+	if ptr, err := b.records.generations.get(t.Context(), b.streams.Known("ttl"), "tab-1"); err != nil || ptr.revision != 0 {
 		t.Errorf("a pointer was stored: %+v, %v", ptr, err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // Times and bounds of the map for native clients.
@@ -245,20 +246,20 @@ func (n *nativeMaps) read(ctx context.Context) (*nativeMap, error) {
 func (n *nativeMaps) draw() *nativeMap {
 	var topics []nativeTopic
 	var groups []nativeGroup
-	streams := make(map[string]struct{}, len(n.known))
+	names := make(map[string]struct{}, len(n.known))
 	for _, name := range slices.Sorted(maps.Keys(n.known)) {
-		streams[name] = struct{}{}
+		names[name] = struct{}{}
 		s := n.known[name]
 		if s.topic == nil {
 			continue
 		}
 		t := *s.topic
-		if bucket := newBucket(t.name).stream; s.compaction && n.known[bucket] != nil {
+		if bucket := streams.NewBucket(t.name).Stream; s.compaction && n.known[bucket] != nil {
 			t.bucket = bucket
 		}
 		topics, groups = append(topics, t), append(groups, s.groups...)
 	}
-	return newNativeMap(topics, groups, streams)
+	return newNativeMap(topics, groups, names)
 }
 
 // listen begins to listen for advisories, and waits until they come: the hub makes a consumer on

@@ -6,6 +6,9 @@ import (
 	"strings"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 )
 
 // nativeTopic is a topic as native clients find it.
@@ -135,7 +138,7 @@ func (a *access) planNatively(topic string, known *nativeMap) (t nativeTopic, fr
 		return t, !exists || family
 	}
 	if r.Compaction {
-		t.bucket = newBucket(topic).stream
+		t.bucket = streams.NewBucket(topic).Stream
 		if _, taken := known.streams[t.bucket]; taken {
 			t.bucket = ""
 		}
@@ -145,7 +148,7 @@ func (a *access) planNatively(topic string, known *nativeMap) (t nativeTopic, fr
 
 // consumerNatively is the name of the consumer that a group has until it is moved.
 func (t *nativeTopic) consumerNatively(group string) string {
-	return (&topicInfo{name: t.name, stream: &stream{family: !t.alone}}).consumerName(group)
+	return (&streams.Topic{Name: t.name, Stream: &streams.Stream{Family: !t.alone}}).ConsumerName(group)
 }
 
 // subjectsOf returns the subjects of the events of all topics that a pattern of a policy matches.
@@ -194,4 +197,4 @@ func subjectsOf(pattern string, depth int) (subjects []string, whole bool) {
 const maxVariants = 1_000
 
 // maxSegments is the most segments of a topic: each takes a byte at least, and a dot.
-const maxSegments = (maxTopicLen + len(dlqPrefix) + 1) / 2
+const maxSegments = (maxTopicLen + len(native.DeadLetterPrefix) + 1) / 2

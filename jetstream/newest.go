@@ -25,7 +25,7 @@ const (
 // events. Newest creates no topic.
 func (h History) Newest(ctx context.Context, limit int) ([]*event.Event, error) {
 	limit = min(max(limit, 1), MaxNewest)
-	t, state, err := h.reads.streams.freshExisting(ctx, h.topic)
+	t, state, err := h.reads.streams.FreshExisting(ctx, h.topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, nil
 	}
@@ -36,7 +36,7 @@ func (h History) Newest(ctx context.Context, limit int) ([]*event.Event, error) 
 		from := FromEarliest
 		whole := state.LastSeq < state.FirstSeq+reach
 		if !whole {
-			from = FromAfterID(t.stream.name + "@" + strconv.FormatUint(state.LastSeq-reach, 10))
+			from = FromAfterID(t.Stream.Name + "@" + strconv.FormatUint(state.LastSeq-reach, 10))
 		}
 		var found []*event.Event
 		size := 0

@@ -107,7 +107,7 @@ func newOrderedGroup(g *group) *orderedGroup {
 // ownerKey is the key of a group's entry. Each generation has its own. The ~ of their names, which
 // no other part of a name has, is not allowed in a key.
 func ownerKey(g *group) string {
-	return groupPrefix + g.topic.stream.name + "." + strings.Replace(g.consumer, "~", ".", 1)
+	return groupPrefix + g.topic.Stream.Name + "." + strings.Replace(g.consumer, "~", ".", 1)
 }
 
 // kick has the ordering look at what has changed.
@@ -217,7 +217,7 @@ func (o *orderedGroup) run() {
 		case errors.Is(err, errGroupMoved):
 			pause = 10 * time.Millisecond
 		case err != nil && o.bus.conn.Ctx.Err() == nil:
-			o.bus.often.Log(o.bus.conn.Ctx, slog.LevelWarn, "cannot find the owner of an ordered group; retrying", o.group.source(), slog.String("topic", o.group.topic.name), slog.String("group", o.group.name), slog.Any("error", err))
+			o.bus.often.Log(o.bus.conn.Ctx, slog.LevelWarn, "cannot find the owner of an ordered group; retrying", o.group.source(), slog.String("topic", o.group.topic.Name), slog.String("group", o.group.name), slog.Any("error", err))
 			pause = max(pause, 250*time.Millisecond)
 		}
 		if pause > 0 {
@@ -276,7 +276,7 @@ func (o *orderedGroup) turn() (pause time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	o.bus.log.Debug("this hub owns an ordered group", slog.String("topic", o.group.topic.name), slog.String("group", o.group.name), slog.Duration("wait", wait))
+	o.bus.log.Debug("this hub owns an ordered group", slog.String("topic", o.group.topic.Name), slog.String("group", o.group.name), slog.Duration("wait", wait))
 	newOwner(o, taken).serve(wait)
 	return 0, nil
 }

@@ -137,7 +137,7 @@ func (w *owner) serve(wait time.Duration) {
 			on = false
 		case brokenHole:
 			w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "somebody else pulls from the consumer of an ordered group; deliveries stop until what they have has ended", w.group.source(),
-				slog.String("topic", w.group.topic.name), slog.String("group", w.group.name))
+				slog.String("topic", w.group.topic.Name), slog.String("group", w.group.name))
 			w.bus.obs.LimitReached("ordered_foreign_pull")
 			on = w.pause(w.group.fence.ackWait)
 		case brokenCut, brokenNot:
@@ -312,7 +312,7 @@ func (w *owner) listen() broken {
 	}
 	cancel()
 	if err != nil {
-		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "cannot pull for an ordered group; retrying", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Any("error", err))
+		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "cannot pull for an ordered group; retrying", w.group.source(), slog.String("topic", w.group.topic.Name), slog.String("group", w.group.name), slog.Any("error", err))
 		return brokenCut
 	}
 	w.o.mu.Lock()
@@ -596,7 +596,7 @@ func (w *owner) gather(late bool) (more bool) {
 		return more
 	}
 	if late && here < info.NumAckPending {
-		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "an ordered group goes on before all was delivered again that was not settled", w.group.source(), slog.String("topic", w.group.topic.name),
+		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "an ordered group goes on before all was delivered again that was not settled", w.group.source(), slog.String("topic", w.group.topic.Name),
 			slog.String("group", w.group.name), slog.Int("missing", info.NumAckPending-here))
 	}
 	w.missing.Store(0)

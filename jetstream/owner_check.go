@@ -29,7 +29,7 @@ func (w *owner) look() broken {
 	}
 	if most > w.bus.limits.OrderedWindow/2 {
 		w.bus.obs.LimitReached("ordered_window")
-		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "one key fills the window of an ordered group: other keys wait", w.group.source(), slog.String("topic", w.group.topic.name), slog.String("group", w.group.name), slog.Int("events", most))
+		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelWarn, "one key fills the window of an ordered group: other keys wait", w.group.source(), slog.String("topic", w.group.topic.Name), slog.String("group", w.group.name), slog.Int("events", most))
 		w.bus.often.Log(w.bus.conn.Ctx, slog.LevelDebug, "the key that fills the window", w.group.source(), slog.String("group", w.group.name), slog.String("key", key))
 	}
 	if awaited > 0 && !w.gathering {
@@ -80,7 +80,7 @@ func (w *owner) missed(now int64) {
 	if err != nil {
 		return
 	}
-	stream, err := w.bus.conn.FindStream(ctx, w.group.topic.stream.name)
+	stream, err := w.bus.conn.FindStream(ctx, w.group.topic.Stream.Name)
 	if err != nil {
 		return
 	}
@@ -97,7 +97,7 @@ func (w *owner) missed(now int64) {
 		pos := late[ask[n]].Pos()
 		name := putBackStream
 		if pos&mainPlace != 0 {
-			name = w.group.topic.stream.name
+			name = w.group.topic.Stream.Name
 		}
 		_, err := w.bus.conn.GetMsg(ctx, name, map[string]any{"seq": pos &^ mainPlace})
 		over[ask[n]] = errors.Is(err, event.ErrNotFound)

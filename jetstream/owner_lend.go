@@ -423,7 +423,7 @@ func (w *owner) placesLocked() map[string]*spot {
 func (w *owner) giveAgain(l *loan) {
 	up := l.up
 	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, conn.PublishWait)
-	m, err := w.bus.conn.GetMsg(ctx, up.group.topic.stream.name, map[string]any{"seq": up.seq})
+	m, err := w.bus.conn.GetMsg(ctx, up.group.topic.Stream.Name, map[string]any{"seq": up.seq})
 	cancel()
 	switch {
 	case errors.Is(err, event.ErrNotFound): // it was removed from the stream
@@ -442,7 +442,7 @@ func (w *owner) giveAgain(l *loan) {
 		w.drop(l)
 		return
 	}
-	stored, e := up.group.topic.event(m), &lent.event
+	stored, e := up.group.topic.Event(m), &lent.event
 	e.Payload, e.Headers, e.Tags, e.CausedBy = stored.Payload, stored.Headers, stored.Tags, stored.CausedBy
 	one := []lending{lent}
 	if !l.place.borrower.accept(one) {

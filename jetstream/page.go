@@ -9,6 +9,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // Bounds of pages.
@@ -29,12 +30,12 @@ func notCompacted(topic string) error {
 }
 
 // compacted is readable for topics with a bucket.
-func (r *reads) compacted(ctx context.Context, topic string) (*topicInfo, error) {
-	t, err := r.streams.readable(ctx, topic)
+func (r *reads) compacted(ctx context.Context, topic string) (*streams.Topic, error) {
+	t, err := r.streams.Readable(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
-	if t.bucket == nil {
+	if t.Bucket == nil {
 		return nil, notCompacted(topic)
 	}
 	return t, nil
@@ -83,7 +84,7 @@ var errBehind = errors.New("jetstream: a replica does not have the entries of a 
 
 // latestPage begins a page anew when the replica that was asked is behind. An empty page would say
 // that there are no more keys.
-func (r *reads) latestPage(ctx context.Context, t *topicInfo, offset, limit int) ([]*event.Event, error) {
+func (r *reads) latestPage(ctx context.Context, t *streams.Topic, offset, limit int) ([]*event.Event, error) {
 	for deadline := time.Now().Add(pageWait); ; {
 		p := pageRead{core: r.core, topic: t}
 		page, err := p.read(ctx, offset, limit)
@@ -100,13 +101,13 @@ func (r *reads) latestPage(ctx context.Context, t *topicInfo, offset, limit int)
 // found first, by counting.
 type pageRead struct {
 	core  *core
-	topic *topicInfo
+	topic *streams.Topic
 
 	first, last, entries uint64 // of the bucket's stream, at first
 }
 
 func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*event.Event, error) {
-	info, err := p.core.conn.FindStream(ctx, p.topic.bucket.stream)
+	info, err := p.core.conn.FindStream(ctx, p.topic.Bucket.Stream)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +140,7 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*event.Event,
 		}
 		if need == most {
 			p.core.obs.LimitReached("page_passed")
-			return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("over %d of the newest keys of topic %s were removed, and a page passes over no more: list the keys, which passes over all (next, without offset)", pagePassed, p.topic.name)}
+			return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("over %d of the newest keys of topic %s were removed, and a page passes over no more: list the keys, which passes over all (next, without offset)", pagePassed, p.topic.Name)}
 		}
 		// Too many removed keys were among them: look further back.
 	}
@@ -152,7 +153,7 @@ func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int)
 	live := make([]*event.Event, 0, 2*need)
 	size := 0
 	err := p.each(ctx, start, n, false, func(m *conn.StoredMsg) error {
-		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
+		if e, _, ok := p.topic.Entry(m); ok && !e.Tombstone {
 			if len(live) == cap(live) {
 				live = live[:copy(live, live[need:])]
 			}
@@ -178,7 +179,7 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 	need := skip + limit
 	var live []uint64
 	err := p.each(ctx, start, n, true, func(m *conn.StoredMsg) error {
-		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
+		if e, _, ok := p.topic.Entry(m); ok && !e.Tombstone {
 			live = append(live, m.Seq)
 		}
 		return nil
@@ -195,7 +196,7 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 		if m.Seq > to {
 			return errStopWalk
 		}
-		if e, _, ok := p.topic.entry(m); ok && !e.Tombstone {
+		if e, _, ok := p.topic.Entry(m); ok && !e.Tombstone {
 			page = append(page, e)
 			size += heldBytes(e)
 		}
@@ -254,7 +255,7 @@ func (p *pageRead) findStart(ctx context.Context, need uint64) (start, count uin
 
 // count is how many entries there are from seq on, and the sequence of the first of them.
 func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err error) {
-	_, err = p.core.conn.Direct(ctx, p.topic.bucket.stream, &conn.DirectQuery{Seq: seq, Batch: 1}, func(m *conn.StoredMsg, pending uint64) error {
+	_, err = p.core.conn.Direct(ctx, p.topic.Bucket.Stream, &conn.DirectQuery{Seq: seq, Batch: 1}, func(m *conn.StoredMsg, pending uint64) error {
 		first, n = m.Seq, pending+1
 		return nil
 	})
@@ -264,7 +265,7 @@ func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err 
 // each calls f for n entries from start on. Each direct get costs the server a count, a consumer
 // one in all.
 func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
-	stream := p.topic.bucket.stream
+	stream := p.topic.Bucket.Stream
 	if headersOnly || n > 2*conn.MaxDirect {
 		err := p.core.readThrough(ctx, stream, start, headersOnly, func(m *conn.StoredMsg) error {
 			if n == 0 {

@@ -271,7 +271,7 @@ func (g *group) acksPrefix() string {
 	if g.acks != "" {
 		return g.acks
 	}
-	return "$JS.ACK." + g.topic.stream.name + "." + g.consumer + "."
+	return "$JS.ACK." + g.topic.Stream.Name + "." + g.consumer + "."
 }
 
 // used reports whether anything of the group has come to this hub.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -220,7 +221,7 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 		if join && !g.ordered {
 			w.pull(g.stream, g.consumer)
 			_, alone := w.known.alone[g.stream]
-			at := &topicInfo{name: g.topic, stream: &stream{name: g.stream, family: !alone}}
+			at := &streams.Topic{Name: g.topic, Stream: &streams.Stream{Name: g.stream, Family: !alone}}
 			w.allow(w.access.conn.API + "DIRECT.GET.KV_" + groupsBucket + ".$KV." + groupsBucket + "." + groupKey(at, g.group))
 		} else if join || w.rights.Inspect(g.topic, g.group) {
 			w.allow(w.access.conn.API + "CONSUMER.INFO." + g.stream + "." + g.consumer)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -24,8 +25,8 @@ func TestSubjectsOfPatterns(t *testing.T) {
 		}
 	}
 	takes := func(subjects []string, topic string) bool {
-		return slices.ContainsFunc(subjects, func(s string) bool { return covers(s, plainSubject(topic)) }) &&
-			slices.ContainsFunc(subjects, func(s string) bool { return covers(s, "keyed.k."+topic) })
+		return slices.ContainsFunc(subjects, func(s string) bool { return streams.Covers(s, plainSubject(topic)) }) &&
+			slices.ContainsFunc(subjects, func(s string) bool { return streams.Covers(s, "keyed.k."+topic) })
 	}
 	deep := strings.Repeat("x.", maxSegments-3)
 	for _, tt := range []struct {

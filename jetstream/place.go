@@ -28,18 +28,18 @@ type Place struct {
 func (h History) Place(ctx context.Context, client string) (Place, error) {
 	for try := 1; ; try++ {
 		if client != "" {
-			if _, err := h.reads.streams.topic(ctx, h.topic, client); err != nil {
+			if _, err := h.reads.streams.Topic(ctx, h.topic, client); err != nil {
 				return Place{}, err
 			}
 		}
-		t, state, err := h.reads.streams.freshExisting(ctx, h.topic)
+		t, state, err := h.reads.streams.FreshExisting(ctx, h.topic)
 		if errors.Is(err, event.ErrNotFound) && client != "" && try < 3 {
 			continue // it was deleted meanwhile
 		}
 		if err != nil {
 			return Place{}, err
 		}
-		return Place{Stream: t.stream.name, Made: t.stream.created, First: max(state.FirstSeq, 1), Last: state.LastSeq, Family: t.stream.family}, nil
+		return Place{Stream: t.Stream.Name, Made: t.Stream.Created, First: max(state.FirstSeq, 1), Last: state.LastSeq, Family: t.Stream.Family}, nil
 	}
 }
 
@@ -66,7 +66,7 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 		}
 		return least, nil
 	}
-	t, err := h.reads.streams.existing(ctx, h.topic)
+	t, err := h.reads.streams.Existing(ctx, h.topic)
 	if err != nil {
 		return 0, err
 	}
@@ -110,15 +110,15 @@ func (k Keys) Snapshot(ctx context.Context, f func(*event.Event) error) (upTo ui
 		return 0, k.reads.readFailed(err)
 	}
 	ident := ""
-	_, err = k.reads.readAll(ctx, t.bucket.stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
-		e, at, ok := t.entry(m)
+	_, err = k.reads.readAll(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
+		e, at, ok := t.Entry(m)
 		if !ok {
 			return nil
 		}
-		if at.ident == ident {
-			upTo = max(upTo, at.seq)
+		if at.Ident == ident {
+			upTo = max(upTo, at.Seq)
 		} else { // what came before is of an earlier stream
-			ident, upTo = at.ident, at.seq
+			ident, upTo = at.Ident, at.Seq
 		}
 		return stopped(f(e))
 	})

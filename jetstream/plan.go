@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -160,7 +161,7 @@ func (a *admin) apply(ctx context.Context, inv *inventory, s topicStream, planne
 		if planned[0].Kind != ChangeCreate {
 			return planned
 		}
-		info, err := a.streams.createStream(ctx, s.topic, s.rule)
+		info, err := a.streams.CreateStream(ctx, s.topic, s.rule)
 		if err != nil {
 			planned[0].Err = err
 			return planned
@@ -215,7 +216,7 @@ func (a *admin) update(ctx context.Context, rule *topics.Rule, sets ...*TopicCha
 		for _, c := range sets {
 			c.set(cfg)
 		}
-		if _, ours := cfg.Metadata[bucketTopic]; !ours {
+		if _, ours := cfg.Metadata[streams.BucketTopic]; !ours {
 			cfg.Metadata = maps.Clone(cfg.Metadata)
 			if cfg.Metadata == nil {
 				cfg.Metadata = make(map[string]string)
@@ -232,11 +233,11 @@ func (a *admin) update(ctx context.Context, rule *topics.Rule, sets ...*TopicCha
 
 // makeBucket makes the bucket of a topic that has a stream.
 func (a *admin) makeBucket(ctx context.Context, s topicStream) error {
-	t, err := a.streams.newTopic(s.topic, s.info, s.rule, false)
+	t, err := a.streams.NewTopic(s.topic, s.info, s.rule, false)
 	if err != nil {
 		return err
 	}
-	return a.streams.ensureBucket(ctx, t, &s.info.Config)
+	return a.streams.EnsureBucket(ctx, t, &s.info.Config)
 }
 
 // plan compares one stream with its rule.
@@ -287,7 +288,7 @@ func (inv *inventory) plan(s topicStream) []TopicChange {
 
 // compare says how a stream differs from its rule.
 func compare(r *topics.Rule, topic string, have *natsjs.StreamConfig, defaults *Config) (changes []TopicChange) {
-	want := streamConfig(r, topic, defaults.Replicas, defaults.MemoryStorage)
+	want := streams.StreamConfig(r, topic, defaults.Replicas, defaults.MemoryStorage)
 	differs := func(field, has, wants string, kind ChangeKind, set func(*natsjs.StreamConfig)) {
 		changes = append(changes, TopicChange{Topic: topic, Stream: have.Name, Rule: r.Pattern, Field: field, Have: has, Want: wants, Kind: kind, set: set})
 	}
@@ -297,7 +298,7 @@ func compare(r *topics.Rule, topic string, have *natsjs.StreamConfig, defaults *
 	}
 	var missing []string
 	for _, s := range want.Subjects {
-		if !slices.ContainsFunc(have.Subjects, func(has string) bool { return covers(has, s) }) {
+		if !slices.ContainsFunc(have.Subjects, func(has string) bool { return streams.Covers(has, s) }) {
 			missing = append(missing, s)
 		}
 	}
@@ -305,7 +306,7 @@ func compare(r *topics.Rule, topic string, have *natsjs.StreamConfig, defaults *
 		differs(fieldSubjects, strings.Join(have.Subjects, " "), strings.Join(want.Subjects, " "), ChangeSafe, func(c *natsjs.StreamConfig) {
 			// narrower ones would overlap
 			c.Subjects = append(slices.DeleteFunc(slices.Clone(c.Subjects), func(s string) bool {
-				return slices.ContainsFunc(missing, func(m string) bool { return covers(m, s) })
+				return slices.ContainsFunc(missing, func(m string) bool { return streams.Covers(m, s) })
 			}), missing...)
 		})
 	}

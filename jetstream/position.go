@@ -5,15 +5,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -81,13 +80,13 @@ func (p Position) validate() error {
 // resolve turns a position into the sequence of the first event after it. It is never beyond the
 // end: a start beyond the end would skip events that are stored later. A search for an id counts
 // for the client.
-func (r *reads) resolve(ctx context.Context, t *topicInfo, at Position, state natsjs.StreamState, client string) (uint64, error) {
+func (r *reads) resolve(ctx context.Context, t *streams.Topic, at Position, state natsjs.StreamState, client string) (uint64, error) {
 	end := state.LastSeq + 1
 	switch at.kind {
 	case atEarliest:
 		return 1, nil
 	case atTime:
-		return r.firstSince(ctx, t, farthest(at.at), end)
+		return r.firstSince(ctx, t, streams.Farthest(at.at), end)
 	case atID:
 		seq, err := r.ids.find(ctx, t, at.id, state, client)
 		if err != nil {
@@ -100,31 +99,12 @@ func (r *reads) resolve(ctx context.Context, t *topicInfo, at Position, state na
 }
 
 // firstSince is the sequence of the first event stored at or after since, or end.
-func (r *reads) firstSince(ctx context.Context, t *topicInfo, since time.Time, end uint64) (uint64, error) {
+func (r *reads) firstSince(ctx context.Context, t *streams.Topic, since time.Time, end uint64) (uint64, error) {
 	m, err := r.nextStored(ctx, t, &walkOptions{since: since}, 0)
 	if err != nil || m == nil {
 		return end, err
 	}
 	return min(m.Seq, end), nil
-}
-
-// madeAt is the moment in a UUIDv7.
-func madeAt(id string) (time.Time, bool) {
-	u, err := uuid.Parse(id)
-	if err != nil || len(id) != 36 || u.Version() != 7 {
-		return time.Time{}, false
-	}
-	ms := int64(u[0])<<40 | int64(u[1])<<32 | int64(u[2])<<24 | int64(u[3])<<16 | int64(u[4])<<8 | int64(u[5])
-	return farthest(time.UnixMilli(ms)), true
-}
-
-// farthest keeps a time within what the server can count, in nanoseconds: one beyond would mean the
-// past.
-func farthest(t time.Time) time.Time {
-	if limit := time.Unix(0, math.MaxInt64); t.After(limit) {
-		return limit
-	}
-	return t
 }
 
 // applyWait is how long a read waits before it asks again for an event that the stream's leader
@@ -134,10 +114,10 @@ const applyWait = 10 * time.Millisecond
 // bySequence reads one event that was stored. It returns ErrNotFound when the event was removed. A
 // consumer's leader may deliver an event that the stream's leader, another server, has not applied
 // yet: then bySequence waits for it.
-func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*event.Event, error) {
-	m, err := r.conn.GetMsg(ctx, t.stream.name, map[string]any{"seq": seq})
+func (r *reads) bySequence(ctx context.Context, t *streams.Topic, seq uint64) (*event.Event, error) {
+	m, err := r.conn.GetMsg(ctx, t.Stream.Name, map[string]any{"seq": seq})
 	for errors.Is(err, event.ErrNotFound) {
-		info, infoErr := r.conn.FindStream(ctx, t.stream.name)
+		info, infoErr := r.conn.FindStream(ctx, t.Stream.Name)
 		if infoErr != nil {
 			return nil, infoErr
 		}
@@ -146,18 +126,18 @@ func (r *reads) bySequence(ctx context.Context, t *topicInfo, seq uint64) (*even
 			select {
 			case <-time.After(applyWait):
 			case <-ctx.Done():
-				return nil, fmt.Errorf("jetstream: read stream %s: event %d is not there yet: %w", t.stream.name, seq, ctx.Err())
+				return nil, fmt.Errorf("jetstream: read stream %s: event %d is not there yet: %w", t.Stream.Name, seq, ctx.Err())
 			}
 		}
-		if m, err = r.conn.GetMsg(ctx, t.stream.name, map[string]any{"seq": seq}); applied {
+		if m, err = r.conn.GetMsg(ctx, t.Stream.Name, map[string]any{"seq": seq}); applied {
 			break
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	e := t.event(m)
-	if t.stream.family && !t.putBack { // the subject of a copy names its queue
+	e := t.Event(m)
+	if t.Stream.Family && !t.PutBack { // the subject of a copy names its queue
 		e.Topic = subjectTopic(m.Subject)
 	}
 	return e, nil
@@ -180,8 +160,8 @@ var errStopWalk = errors.New("stop")
 
 // walk calls f for the stored messages of a topic in order, up to the end of the stream at its
 // beginning: as its leader knows it, whichever replica is read.
-func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func(*conn.StoredMsg) error) error {
-	info, err := r.conn.FindStream(ctx, t.stream.name)
+func (r *reads) walk(ctx context.Context, t *streams.Topic, opts walkOptions, f func(*conn.StoredMsg) error) error {
+	info, err := r.conn.FindStream(ctx, t.Stream.Name)
 	if err != nil {
 		return r.conn.Unavailable(err)
 	}
@@ -213,25 +193,25 @@ func (r *reads) walk(ctx context.Context, t *topicInfo, opts walkOptions, f func
 func (o *walkOptions) beyond(at time.Time) bool { return !o.until.IsZero() && at.After(o.until) }
 
 // filters are the subjects of a walk in the stream of a topic; none: all.
-func (o *walkOptions) filters(t *topicInfo) []string {
+func (o *walkOptions) filters(t *streams.Topic) []string {
 	switch {
 	case o.key != "":
-		return []string{keyedSubject(t.name, o.key)}
+		return []string{keyedSubject(t.Name, o.key)}
 	case o.latestByKey:
-		return []string{keyedPattern(t.name)}
+		return []string{keyedPattern(t.Name)}
 	default:
-		return t.filters()
+		return t.Filters()
 	}
 }
 
 // nextStored asks the leader for the first message of a walk behind a sequence (0: from the walk's
 // start on). It is nil when there is none.
-func (r *reads) nextStored(ctx context.Context, t *topicInfo, opts *walkOptions, last uint64) (*conn.StoredMsg, error) {
+func (r *reads) nextStored(ctx context.Context, t *streams.Topic, opts *walkOptions, last uint64) (*conn.StoredMsg, error) {
 	seq := max(last+1, opts.start)
 	if last == 0 && opts.start == 0 && !opts.since.IsZero() {
 		seq = 0
 	}
-	m, err := r.leaderNext(ctx, t.stream.name, seq, opts.since, opts.filters(t))
+	m, err := r.leaderNext(ctx, t.Stream.Name, seq, opts.since, opts.filters(t))
 	if err != nil {
 		return nil, r.conn.Unavailable(err)
 	}
@@ -244,7 +224,7 @@ const walkMakes = 5 * time.Second
 // walkOn reads through an ephemeral consumer without acks, which the server forgets by itself when
 // the hub dies. It returns the last sequence that it read, 0 for none. ended says that there is no
 // more to read: f or a bound of the walk has ended it. Else the replica that was read had no more.
-func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f func(*conn.StoredMsg) error) (last uint64, ended bool, err error) {
+func (r *reads) walkOn(ctx context.Context, t *streams.Topic, opts *walkOptions, f func(*conn.StoredMsg) error) (last uint64, ended bool, err error) {
 	cfg := natsjs.ConsumerConfig{
 		AckPolicy:         natsjs.AckNonePolicy,
 		FilterSubjects:    opts.filters(t),
@@ -263,7 +243,7 @@ func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f f
 		cfg.DeliverPolicy, cfg.OptStartTime = natsjs.DeliverByStartTimePolicy, &since
 	}
 	failed := func(err error) (uint64, bool, error) {
-		return last, false, r.conn.Unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.stream.name, err))
+		return last, false, r.conn.Unavailable(fmt.Errorf("jetstream: read of stream %s: %w", t.Stream.Name, err))
 	}
 	if err := ctx.Err(); err != nil {
 		return failed(err)
@@ -275,16 +255,16 @@ func (r *reads) walkOn(ctx context.Context, t *topicInfo, opts *walkOptions, f f
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		// else the server drops it in 30 s
-		_ = r.conn.JS.DeleteConsumer(ctx, t.stream.name, cfg.Name)
+		_ = r.conn.JS.DeleteConsumer(ctx, t.Stream.Name, cfg.Name)
 	}()
-	pulls, err := r.conn.NewPuller(t.stream.name, cfg.Name)
+	pulls, err := r.conn.NewPuller(t.Stream.Name, cfg.Name)
 	if err != nil {
 		return failed(err)
 	}
 	defer pulls.Close()
 	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
 	defer made()
-	c, err := r.conn.JS.CreateConsumer(making, t.stream.name, cfg)
+	c, err := r.conn.JS.CreateConsumer(making, t.Stream.Name, cfg)
 	if err != nil {
 		return failed(err)
 	}
@@ -364,7 +344,7 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*event.Event
 	if err := opts.From.validate(); err != nil {
 		return err
 	}
-	t, err := r.streams.existing(ctx, topic)
+	t, err := r.streams.Existing(ctx, topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
@@ -373,14 +353,14 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*event.Event
 	}
 	walk := walkOptions{max: opts.Limit, latestByKey: opts.LatestByKey, key: opts.Key, batch: min(opts.Limit, 1_000)}
 	if !opts.Until.IsZero() {
-		walk.until = farthest(time.UnixMilli(opts.Until.UnixMilli()).Add(time.Millisecond - 1))
+		walk.until = streams.Farthest(time.UnixMilli(opts.Until.UnixMilli()).Add(time.Millisecond - 1))
 	}
 	switch {
 	case opts.LatestByKey:
 	case opts.From.kind == atTime:
-		walk.since = farthest(opts.From.at)
+		walk.since = streams.Farthest(opts.From.at)
 	case opts.From.kind == atID:
-		info, err := r.conn.FindStream(ctx, t.stream.name)
+		info, err := r.conn.FindStream(ctx, t.Stream.Name)
 		if err != nil {
 			return r.conn.Unavailable(err)
 		}
@@ -388,5 +368,5 @@ func (h History) Scan(ctx context.Context, opts ScanOptions, f func(*event.Event
 			return err
 		}
 	}
-	return r.walk(ctx, t, walk, func(m *conn.StoredMsg) error { return f(t.event(m)) })
+	return r.walk(ctx, t, walk, func(m *conn.StoredMsg) error { return f(t.Event(m)) })
 }

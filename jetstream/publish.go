@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id
@@ -166,15 +167,15 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	}
 	client := cmp.Or(opts.CountFor, p.client)
 	if t == nil {
-		if t, err = p.publishing.streams.topic(ctx, topic, client); err != nil {
+		if t, err = p.publishing.streams.Topic(ctx, topic, client); err != nil {
 			return err
 		}
 		if opts.schemaBroken {
-			t.obs.SchemaBroken(false)
+			t.Obs.SchemaBroken(false)
 		}
 	}
 	opts.bytes = opts.size(payload)
-	if err := p.publishing.byteRations.admit(p, t.stream, opts, client); err != nil {
+	if err := p.publishing.byteRations.admit(p, t.Stream, opts, client); err != nil {
 		return err
 	}
 	gates := gatesOf(t)
@@ -194,23 +195,23 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	}
 	send := p.send
 	if later {
-		send = func(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
+		send = func(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
 			return p.schedule(ctx, t, payload, opts, at, done)
 		}
 	}
-	if t.dead && conn.Rationed(client) {
+	if t.Dead && conn.Rationed(client) {
 		return p.sendLetter(ctx, t, payload, opts, client, done, send)
 	}
 	return send(ctx, t, payload, opts, done)
 }
 
 // sender sends an event to a topic that takes the event.
-type sender func(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error
+type sender func(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error
 
 // sendLetter sends an event to a topic of dead letters, for a client that has a ration of them. It
 // takes from the ration before, so that the client has no more under way than that, and gives back
 // what is not stored.
-func (p *Publisher) sendLetter(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, client string, done func(event.Receipt, error), send sender) error {
+func (p *Publisher) sendLetter(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, client string, done func(event.Receipt, error), send sender) error {
 	size, rations := len(payload), p.publishing.letterRations
 	if err := rations.admit(client, size); err != nil {
 		return err
@@ -243,8 +244,8 @@ func (p *Publisher) Admit(ctx context.Context, topic string, payload []byte, opt
 	if err := opts.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
 		return err
 	}
-	if p.publishing.cfg.Server != nil && p.publishing.streams.headrooms.file.low.Load() {
-		return storageLow(nil) // what is published later waits on the same disk
+	if p.publishing.cfg.Server != nil && p.publishing.streams.Headrooms.File.Low.Load() {
+		return streams.StorageLow(nil) // what is published later waits on the same disk
 	}
 	opts.stamp()
 	return nil
@@ -261,11 +262,11 @@ func (o *PublishOptions) checkAdded(topic, source string) error {
 
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns
 // the topic if this hub has met it, else nil. A comparison with a schema counts for the client.
-func (p *publishing) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *topicInfo, err error) {
+func (p *publishing) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *streams.Topic, err error) {
 	limit := p.conn.MaxPayload
 	var compacted bool
-	if t = p.streams.known(topic); t != nil {
-		limit, compacted = t.maxPayload, t.bucket != nil
+	if t = p.streams.Known(topic); t != nil {
+		limit, compacted = t.MaxPayload, t.Bucket != nil
 	} else {
 		if err := ValidTopic(topic); err != nil {
 			return nil, err
@@ -300,20 +301,20 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 		return nil, nil
 	}
 	if gate := gatesOf(t).schema; gate != nil {
-		return t, gate.admit(ctx, payload, opts, client, t.obs)
+		return t, gate.admit(ctx, payload, opts, client, t.Obs)
 	}
 	return t, nil
 }
 
 // send is PublishAsync to a topic that takes the event.
-func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
-	if err := p.acquire(ctx, t.stream); err != nil {
+func (p *Publisher) send(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
+	if err := p.acquire(ctx, t.Stream); err != nil {
 		return err
 	}
 	w, _ := outgoing.Get().(*outgoingEvent)
 	w.p, w.topic, w.done = p, t, done
 	if err := w.fill(payload, opts); err != nil {
-		p.release(t.stream)
+		p.release(t.Stream)
 		w.free()
 		return err
 	}
@@ -323,16 +324,16 @@ func (p *Publisher) send(ctx context.Context, t *topicInfo, payload []byte, opts
 // transmit sends an event that has its place among the unconfirmed ones.
 func (p *Publisher) transmit(ctx context.Context, w *outgoingEvent) error {
 	t := w.topic
-	if !t.stream.ready[p.link.Index].Load() {
+	if !t.Stream.Ready[p.link.Index].Load() {
 		return p.first(ctx, w)
 	}
 	w.sent = p.publishing.clock.Now()
 	// the answer may come, or be given up, while the message is still being written
 	w.users.Store(2)
 	if err := p.link.Ask(&w.msg, w.sent-p.publishing.shortfall(ctx, w.sent), w); err != nil {
-		p.release(t.stream)
+		p.release(t.Stream)
 		w.free()
-		t.obs.PublishFailed()
+		t.Obs.PublishFailed()
 		return notSent(err)
 	}
 	w.release()
@@ -353,7 +354,7 @@ func (p *publishing) shortfall(ctx context.Context, now int64) int64 {
 // header.
 type outgoingEvent struct {
 	p     *Publisher
-	topic *topicInfo
+	topic *streams.Topic
 	done  func(event.Receipt, error)
 	id    string
 	sent  int64
@@ -375,7 +376,7 @@ var outgoing = sync.Pool{New: func() any {
 }}
 
 func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
-	w.msg.Subject, w.msg.Data = w.topic.subjectFor(opts.Key), payload
+	w.msg.Subject, w.msg.Data = w.topic.SubjectFor(opts.Key), payload
 	given := opts.ID != ""
 	if w.id = opts.ID; !given {
 		var err error
@@ -384,10 +385,10 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 		}
 	}
 	w.idValue[0] = w.id
-	switch plain := opts.onlyID() && w.topic.source == ""; {
+	switch plain := opts.onlyID() && w.topic.Source == ""; {
 	case plain && !given:
 		w.msg.Header = w.byHub
-	case plain && !w.topic.stream.family:
+	case plain && !w.topic.Stream.Family:
 		w.msg.Header = w.byOwner
 	default:
 		w.msg.Header = opts.header(w.topic, w.id, given)
@@ -395,14 +396,14 @@ func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
 	if opts.bytes == 0 { // an event of the hub's own, which was not admitted
 		opts.bytes = opts.size(payload)
 	}
-	w.size = opts.bytes * w.topic.stream.copies
-	w.topic.stream.headroom.sent.Add(w.size)
+	w.size = opts.bytes * w.topic.Stream.Copies
+	w.topic.Stream.Headroom.Sent.Add(w.size)
 	return nil
 }
 
 // Answer is called by the link with the stream's ack.
 func (w *outgoingEvent) Answer(reply *nats.Msg, err error) {
-	p, s := w.p, w.topic.stream
+	p, s := w.p, w.topic.Stream
 	w.done(p.publishing.confirmed(w.topic, w.id, reply, err, w.sent))
 	w.release()
 	p.release(s)
@@ -416,7 +417,7 @@ func (w *outgoingEvent) release() {
 }
 
 func (w *outgoingEvent) free() {
-	w.topic.stream.headroom.answered.Add(w.size)
+	w.topic.Stream.Headroom.Answered.Add(w.size)
 	w.msg.Subject, w.msg.Reply, w.msg.Header, w.msg.Data = "", "", nil, nil
 	w.p, w.topic, w.done, w.id, w.idValue[0], w.size = nil, nil, nil, "", "", 0
 	outgoing.Put(w)
@@ -441,66 +442,66 @@ func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
 		}
 		r, err := p.publishing.confirmed(t, w.id, reply, err, sent)
 		if err == nil {
-			t.stream.ready[p.link.Index].Store(true)
+			t.Stream.Ready[p.link.Index].Store(true)
 		}
 		p.publishing.conn.Apart(func() { // the caller may hold a lock that done takes
 			w.done(r, err)
 			w.free()
-			p.release(t.stream)
+			p.release(t.Stream)
 		})
 		return nil
 	}
 }
 
 // confirmed turns the answer to a publish into a receipt or an *Error.
-func (p *publishing) confirmed(t *topicInfo, id string, reply *nats.Msg, err error, sent int64) (event.Receipt, error) {
+func (p *publishing) confirmed(t *streams.Topic, id string, reply *nats.Msg, err error, sent int64) (event.Receipt, error) {
 	fail := func(msg string, cause error) (event.Receipt, error) {
-		t.obs.PublishFailed()
+		t.Obs.PublishFailed()
 		return event.Receipt{}, &event.Error{Code: event.CodePublishFailed, Msg: msg, Err: cause}
 	}
 	if err != nil {
 		return fail("the event store did not confirm in time: the outcome is unknown; with opts.id it may be repeated safely", err)
 	}
 	if conn.NoResponders(reply) {
-		p.streams.forget(t.stream)
+		p.streams.Forget(t.Stream)
 		return fail("the event store has no leader for this topic now: nothing was stored, try again", nats.ErrNoResponders)
 	}
-	ack, err := conn.ParsePubAck(reply.Data, t.stream.name)
+	ack, err := conn.ParsePubAck(reply.Data, t.Stream.Name)
 	if keyChanged(err) {
 		return event.Receipt{}, event.ErrKeyChanged // no failure: it is what was asked for
 	}
-	if t.stream.keep != nil && beyond(err) {
-		t.obs.PublishFailed()
-		return event.Receipt{}, t.stream.keep.refused()
+	if t.Stream.Keep != nil && beyond(err) {
+		t.Obs.PublishFailed()
+		return event.Receipt{}, t.Stream.Keep.Refused()
 	}
 	if refused, ok := errors.AsType[*conn.APIError](err); ok {
 		if refused.ErrCode == errIDInProcess {
 			return fail("the event store has not finished with an event of the same id: the outcome is unknown; repeat it with the id", err)
 		}
-		p.often.Log(p.conn.Ctx, slog.LevelWarn, "the stream refused an event", t.name, slog.String("topic", t.name), slog.Any("error", err))
-		if storeFull(refused.ErrCode, refused.Description) {
-			t.obs.PublishFailed()
-			t.stream.headroom.set(true) // until NATS is asked again
-			return event.Receipt{}, storageLow(err)
+		p.often.Log(p.conn.Ctx, slog.LevelWarn, "the stream refused an event", t.Name, slog.String("topic", t.Name), slog.Any("error", err))
+		if streams.StoreFull(refused.ErrCode, refused.Description) {
+			t.Obs.PublishFailed()
+			t.Stream.Headroom.Set(true) // until NATS is asked again
+			return event.Receipt{}, streams.StorageLow(err)
 		}
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if strayed, ok := errors.AsType[*conn.StrayedError](err); ok {
-		p.streams.forget(t.stream) // the next publish looks where the topic is
-		p.often.Log(p.conn.Ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.name,
-			slog.String("topic", t.name), slog.String("stream", t.stream.name), slog.String("other", strayed.Stream))
+		p.streams.Forget(t.Stream) // the next publish looks where the topic is
+		p.often.Log(p.conn.Ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.Name,
+			slog.String("topic", t.Name), slog.String("stream", t.Stream.Name), slog.String("other", strayed.Stream))
 		return fail("the event was stored outside the topic, which has lost its stream: nothing is in the topic", err)
 	}
 	if err != nil {
 		return fail("the event store gave an answer that could not be read: the outcome is unknown", err)
 	}
-	if t.stream.keep != nil {
-		t.stream.keep.oneStored()
+	if t.Stream.Keep != nil {
+		t.Stream.Keep.OneStored()
 	}
 	if !ack.Duplicate {
-		t.stream.published(ack.Seq, id)
+		t.Stream.Published(ack.Seq, id)
 	}
-	t.obs.Published(time.Duration(p.clock.Now() - sent))
+	t.Obs.Published(time.Duration(p.clock.Now() - sent))
 	return event.Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil
 }
 
@@ -510,7 +511,7 @@ func notSent(err error) error {
 
 // acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may
 // have.
-func (p *Publisher) acquire(ctx context.Context, s *stream) error {
+func (p *Publisher) acquire(ctx context.Context, s *streams.Stream) error {
 	if limit := p.publishing.limits.SessionInFlight; !p.inFlight.TryAcquire(limit) {
 		p.publishing.obs.LimitReached("session_in_flight")
 		if err := p.inFlight.Acquire(ctx, limit); err != nil {
@@ -518,13 +519,13 @@ func (p *Publisher) acquire(ctx context.Context, s *stream) error {
 		}
 	}
 	select {
-	case s.slots <- struct{}{}:
+	case s.Slots <- struct{}{}:
 		return nil
 	default:
 	}
 	p.publishing.obs.LimitReached("publish_in_flight")
 	select {
-	case s.slots <- struct{}{}:
+	case s.Slots <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		p.inFlight.Release()
@@ -536,8 +537,8 @@ func tooMany(err error) error {
 	return &event.Error{Code: event.CodeOverloaded, Msg: "too many publishes wait for the event store: nothing was stored, try again", Err: err}
 }
 
-func (p *Publisher) release(s *stream) {
-	<-s.slots
+func (p *Publisher) release(s *streams.Stream) {
+	<-s.Slots
 	p.inFlight.Release()
 }
 

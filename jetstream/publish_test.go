@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
 
@@ -132,7 +133,7 @@ func TestOptionsThatWouldPoisonAStreamAreRefused(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := b.streams.existing(t.Context(), "guarded"); !errors.Is(err, event.ErrNotFound) {
+	if _, err := b.streams.Existing(t.Context(), "guarded"); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("a refused publish made the topic: %v", err)
 	}
 }
@@ -297,7 +298,7 @@ func TestCovers(t *testing.T) {
 		{"keyed.>", "keyed.*.a", true},
 		{">", "anything", true},
 	} {
-		if got := covers(c.pattern, c.subject); got != c.want {
+		if got := streams.Covers(c.pattern, c.subject); got != c.want {
 			t.Errorf("%s, %s: got %v", c.pattern, c.subject, got)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/topics"
 )
@@ -14,7 +15,7 @@ import (
 // publish.
 type publishing struct {
 	*core
-	streams *streams
+	streams *streams.Streams
 	reads   *reads
 	schemas *schemas
 
@@ -33,7 +34,7 @@ type publishing struct {
 	firstLetters  firstLetters
 }
 
-func newPublishing(c *core, s *streams, r *reads, m *schemas) *publishing {
+func newPublishing(c *core, s *streams.Streams, r *reads, m *schemas) *publishing {
 	l := c.limits
 	p := &publishing{
 		core: c, streams: s, reads: r, schemas: m,
@@ -41,7 +42,7 @@ func newPublishing(c *core, s *streams, r *reads, m *schemas) *publishing {
 		keyShares:     quota.New(float64(l.KeyShare)/shareTime.Seconds(), l.KeyShare, l.Topics, nil),
 		newDerived:    quota.New(float64(l.DerivedKeyRate), l.DerivedKeysPerClient, l.Topics, nil),
 		keyLooks:      quota.New(keyLooks, keyLooks, l.Topics, nil),
-		byteRations:   newByteRations(c, s.headrooms),
+		byteRations:   newByteRations(c, s.Headrooms),
 		letterRations: newLetterRations(c),
 	}
 	p.schedules = newSchedules(p)
@@ -62,9 +63,9 @@ type gates struct {
 }
 
 // newGates makes the gates of a topic whose bucket, if it has one, has so many entries.
-func (p *publishing) newGates(ctx context.Context, t *topicInfo, rule *topics.Rule, entries uint64) any {
-	g := &gates{derived: p.derivedKeysOf(t.name), schema: p.schemaGate(t.name, rule)}
-	if t.bucket != nil {
+func (p *publishing) newGates(ctx context.Context, t *streams.Topic, rule *topics.Rule, entries uint64) any {
+	g := &gates{derived: p.derivedKeysOf(t.Name), schema: p.schemaGate(t.Name, rule)}
+	if t.Bucket != nil {
 		g.keys = p.newKeySet(ctx, t, rule, entries)
 	}
 	return g
@@ -73,8 +74,8 @@ func (p *publishing) newGates(ctx context.Context, t *topicInfo, rule *topics.Ru
 var noGates gates
 
 // gatesOf returns the gates of a topic. One that was met by a read has none.
-func gatesOf(t *topicInfo) *gates {
-	if g, ok := t.gates.(*gates); ok {
+func gatesOf(t *streams.Topic) *gates {
+	if g, ok := t.Gates.(*gates); ok {
 		return g
 	}
 	return &noGates

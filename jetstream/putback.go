@@ -18,6 +18,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -47,11 +48,11 @@ const (
 // put back to them.
 type queues struct {
 	*core
-	streams *streams
+	streams *streams.Streams
 	records *records
 }
 
-func newQueues(c *core, s *streams, r *records) *queues {
+func newQueues(c *core, s *streams.Streams, r *records) *queues {
 	return &queues{core: c, streams: s, records: r}
 }
 
@@ -156,10 +157,10 @@ func readPutBack(e *event.Event, h nats.Header) letterRef {
 }
 
 // putBackTopic is a topic as its copies in the stream of what was put back.
-func (q *queues) putBackTopic(topic string, info *natsjs.StreamInfo) *topicInfo {
-	return &topicInfo{
-		name: topic, putBack: true, complete: func(e *event.Event, h nats.Header) { readPutBack(e, h) }, obs: event.NopObserver{}, maxPayload: q.conn.MaxPayload,
-		stream: &stream{name: putBackStream, family: true, created: native.StreamMade(info)},
+func (q *queues) putBackTopic(topic string, info *natsjs.StreamInfo) *streams.Topic {
+	return &streams.Topic{
+		Name: topic, PutBack: true, Complete: func(e *event.Event, h nats.Header) { readPutBack(e, h) }, Obs: event.NopObserver{}, MaxPayload: q.conn.MaxPayload,
+		Stream: &streams.Stream{Name: putBackStream, Family: true, Created: native.StreamMade(info)},
 	}
 }
 
@@ -189,7 +190,7 @@ func (q *queues) openPutBack(ctx context.Context) (*natsjs.StreamInfo, error) {
 
 // openQueue returns the consumer of a queue, and makes it if it is not there. The caller looks
 // afterwards whether the queue is still the group's.
-func (q *queues) openQueue(ctx context.Context, topic, group, queue string, ttl, paused bool) (*topicInfo, *natsjs.ConsumerInfo, error) {
+func (q *queues) openQueue(ctx context.Context, topic, group, queue string, ttl, paused bool) (*streams.Topic, *natsjs.ConsumerInfo, error) {
 	stream, err := q.openPutBack(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -223,7 +224,7 @@ func (q *queues) openQueue(ctx context.Context, topic, group, queue string, ttl,
 
 // groupQueue returns the queue of a group that exists, and makes it if the group has none. It
 // returns ErrNotFound for a group that does not exist.
-func (q *queues) groupQueue(ctx context.Context, t *topicInfo, group string) (string, error) {
+func (q *queues) groupQueue(ctx context.Context, t *streams.Topic, group string) (string, error) {
 	for range 8 {
 		ptr, err := q.records.generations.get(ctx, t, group)
 		if err != nil {
@@ -234,12 +235,12 @@ func (q *queues) groupQueue(ctx context.Context, t *topicInfo, group string) (st
 			return "", err
 		}
 		if ptr.PutBack != "" {
-			_, _, err := q.openQueue(ctx, t.name, group, ptr.PutBack, ttl, ptr.Paused)
+			_, _, err := q.openQueue(ctx, t.Name, group, ptr.PutBack, ttl, ptr.Paused)
 			return ptr.PutBack, err
 		}
 		next := ptr
-		next.PutBack = newQueue(t.name, group)
-		if _, _, err := q.openQueue(ctx, t.name, group, next.PutBack, ttl, ptr.Paused); err != nil {
+		next.PutBack = newQueue(t.Name, group)
+		if _, _, err := q.openQueue(ctx, t.Name, group, next.PutBack, ttl, ptr.Paused); err != nil {
 			return "", err
 		}
 		_, err = q.records.generations.swap(ctx, t, group, ptr, next) // members hear of it by that
@@ -256,7 +257,7 @@ func (q *queues) groupQueue(ctx context.Context, t *topicInfo, group string) (st
 
 // hasTTL reports whether a group ends when it has had no member for its TTL, and takes its queue
 // along. It returns ErrNotFound for a group that does not exist.
-func (q *queues) hasTTL(ctx context.Context, t *topicInfo, group string, ptr *generation) (bool, error) {
+func (q *queues) hasTTL(ctx context.Context, t *streams.Topic, group string, ptr *generation) (bool, error) {
 	info, err := q.records.groupConsumer(ctx, t, ptr)
 	if err == nil {
 		return !ptr.Durable && info.Config.InactiveThreshold > 0, nil
@@ -273,7 +274,7 @@ func (q *queues) hasTTL(ctx context.Context, t *topicInfo, group string, ptr *ge
 
 // waitsForServer reports whether a group whose consumer is gone will go on at its mark, because it
 // lived in the memory of a server that was restarted.
-func (q *queues) waitsForServer(ctx context.Context, t *topicInfo, group string, ptr *generation) (bool, error) {
+func (q *queues) waitsForServer(ctx context.Context, t *streams.Topic, group string, ptr *generation) (bool, error) {
 	if ptr.Deleted {
 		return false, nil
 	}
@@ -281,7 +282,7 @@ func (q *queues) waitsForServer(ctx context.Context, t *topicInfo, group string,
 	if err != nil || m == nil {
 		return false, err
 	}
-	return m.Consumer == ptr.Consumer && m.Stream.Equal(t.stream.created) && time.Since(time.UnixMilli(m.SeenMS)) <= m.life(), nil
+	return m.Consumer == ptr.Consumer && m.Stream.Equal(t.Stream.Created) && time.Since(time.UnixMilli(m.SeenMS)) <= m.life(), nil
 }
 
 // putBackCount returns how many events that were put back wait in a queue, and how many of them
@@ -290,7 +291,7 @@ func (q *queues) putBackCount(ctx context.Context, queue string) (waiting, lease
 	if queue == "" {
 		return 0, 0, nil
 	}
-	info, err := q.records.consumer(ctx, &topicInfo{stream: &stream{name: putBackStream}}, queue)
+	info, err := q.records.consumer(ctx, &streams.Topic{Stream: &streams.Stream{Name: putBackStream}}, queue)
 	if gone(err) {
 		return 0, 0, nil
 	}
@@ -428,7 +429,7 @@ func (q *queues) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept ma
 // queueStays reports whether a queue is its group's. A group with a TTL that has ended takes its
 // queue along.
 func (q *queues) queueStays(ctx context.Context, topic, group string, queue *natsjs.ConsumerInfo) (bool, error) {
-	t, _, err := q.streams.freshExisting(ctx, topic)
+	t, _, err := q.streams.FreshExisting(ctx, topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // A member of a group to which something was put back is a second source for its subscription: a
@@ -29,7 +30,7 @@ func (m *member) takeQueue(queue string) {
 	if queue == "" {
 		return
 	}
-	topic := m.group.topic.name
+	topic := m.group.topic.Name
 	s.wg.Go(func() {
 		for wait := 20 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 			s.mu.Lock()
@@ -68,7 +69,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 	b := s.bus
 	ctx, cancel := context.WithTimeout(s.ctx, conn.PublishWait)
 	defer cancel()
-	t, _, err := b.streams.freshExisting(ctx, topic)
+	t, _, err := b.streams.FreshExisting(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +91,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 func (s *Subscription) addQueue(main *member, g *group) {
 	q := &member{sub: s, group: g, main: main, obs: event.NopObserver{}}
 	if s.keeper == nil {
-		q.obs = s.bus.obs.Group(g.topic.name, s.group, s.opts.GroupTTL > 0)
+		q.obs = s.bus.obs.Group(g.topic.Name, s.group, s.opts.GroupTTL > 0)
 	}
 	s.members = append(slices.Clone(s.members), q)
 	s.bus.groups.addMember(g, s)
@@ -124,7 +125,7 @@ func (m *member) requeue() {
 	s.wg.Go(func() {
 		// The server says that a consumer was deleted before it is done.
 		select {
-		case <-time.After(settleGone):
+		case <-time.After(streams.SettleGone):
 		case <-s.ctx.Done():
 			return
 		}

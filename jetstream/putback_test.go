@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/natstest"
 )
 
@@ -24,7 +25,7 @@ func queueEnds(t *testing.T, b *Bus) {
 // queueOfGroup returns the queue of the group g of a topic.
 func queueOfGroup(t *testing.T, b *Bus, topic string) string {
 	t.Helper()
-	at, _, err := b.streams.freshExisting(t.Context(), topic)
+	at, _, err := b.streams.FreshExisting(t.Context(), topic)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func TestAQueueOfAGroupThatWaitsForItsServerEndsWithTheTTL(t *testing.T) {
 		t.Fatalf("a group that may come back has lost its queue: %v", err)
 	}
 	// As when the minute is over: nothing says any more that the group may come back.
-	if err := b.purge(t.Context(), marksBucket, marksSubject(b.streams.known("tab"), "g"), 0); err != nil {
+	if err := b.purge(t.Context(), marksBucket, marksSubject(b.streams.Known("tab"), "g"), 0); err != nil {
 		t.Fatal(err)
 	}
 	queueEnds(t, b)
@@ -200,7 +201,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	letters := letterList(t, b, LetterFilter{})
 	redriveAll(t, b, LetterFilter{EventID: letters[0].Event.ID}, RedriveOptions{})
 	queue := func() string {
-		ptr, err := b.records.generations.get(t.Context(), b.streams.known("gone"), "g")
+		ptr, err := b.records.generations.get(t.Context(), b.streams.Known("gone"), "g")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +232,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	}
 	// a hub that was late
 	if _, err := b.publishing.publishWait(t.Context(), func(done func(event.Receipt, error)) error {
-		return b.publishing.publisher.send(t.Context(), &topicInfo{name: "x", stream: &stream{name: putBackStream, family: true, slots: make(chan struct{}, 1), ready: b.streams.known("gone").stream.ready, headroom: &b.streams.headrooms.file}, subject: queueSubject(old) + "x", obs: event.NopObserver{}}, []byte("1"), &PublishOptions{}, done)
+		return b.publishing.publisher.send(t.Context(), &streams.Topic{Name: "x", Stream: &streams.Stream{Name: putBackStream, Family: true, Slots: make(chan struct{}, 1), Ready: b.streams.Known("gone").Stream.Ready, Headroom: &b.streams.Headrooms.File}, Subject: queueSubject(old) + "x", Obs: event.NopObserver{}}, []byte("1"), &PublishOptions{}, done)
 	}); err != nil {
 		t.Fatal(err)
 	}

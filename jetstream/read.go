@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -52,7 +53,7 @@ type Range struct {
 	LastID string
 
 	reads *reads
-	topic *topicInfo // nil: the topic does not exist
+	topic *streams.Topic // nil: the topic does not exist
 	opts  ReadOptions
 	first uint64 // the first sequence of the range
 	last  uint64 // the last one
@@ -66,7 +67,7 @@ func (r *Range) Before() string {
 	if r.topic == nil || r.first <= 1 {
 		return ""
 	}
-	return r.topic.stream.name + "@" + strconv.FormatUint(r.first-1, 10)
+	return r.topic.Stream.Name + "@" + strconv.FormatUint(r.first-1, 10)
 }
 
 // Bounds returns the first and the last sequence of the range. They are 0 for a topic that does not
@@ -94,7 +95,7 @@ func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
 		return nil, err
 	}
 	r := &Range{reads: b, opts: opts}
-	t, state, err := b.streams.freshExisting(ctx, h.topic)
+	t, state, err := b.streams.FreshExisting(ctx, h.topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return r, nil
 	}
@@ -120,7 +121,7 @@ func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
 		r.loose = since.IsZero()
 	}
 	if !since.IsZero() {
-		at, err := b.firstSince(ctx, t, farthest(since), state.LastSeq+1)
+		at, err := b.firstSince(ctx, t, streams.Farthest(since), state.LastSeq+1)
 		if err != nil {
 			return nil, err
 		}
@@ -131,7 +132,7 @@ func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
 	}
 	r.first, r.loose = max(r.first, left), r.loose || r.Truncated
 	if !opts.Until.IsZero() {
-		beyond := farthest(time.UnixMilli(opts.Until.UnixMilli()).Add(time.Millisecond))
+		beyond := streams.Farthest(time.UnixMilli(opts.Until.UnixMilli()).Add(time.Millisecond))
 		at, err := b.firstSince(ctx, t, beyond, state.LastSeq+1)
 		if err != nil {
 			return nil, err
@@ -144,14 +145,14 @@ func (h History) Range(ctx context.Context, opts ReadOptions) (*Range, error) {
 // name fills in FirstID and LastID.
 func (r *Range) name(ctx context.Context) error {
 	b, t := r.reads, r.topic
-	subjects := t.filters()
+	subjects := t.Filters()
 	if r.Truncated {
-		m, err := b.leaderNext(ctx, t.stream.name, 1, time.Time{}, subjects)
+		m, err := b.leaderNext(ctx, t.Stream.Name, 1, time.Time{}, subjects)
 		if err != nil {
 			return b.conn.Unavailable(err)
 		}
 		if m != nil {
-			r.FirstID = t.event(m).ID
+			r.FirstID = t.Event(m).ID
 		}
 	}
 	if subjects == nil {
@@ -159,7 +160,7 @@ func (r *Range) name(ctx context.Context) error {
 	}
 	var newest *conn.StoredMsg
 	for _, subject := range subjects {
-		m, err := b.conn.LastBySubject(ctx, t.stream.name, subject)
+		m, err := b.conn.LastBySubject(ctx, t.Stream.Name, subject)
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
@@ -169,7 +170,7 @@ func (r *Range) name(ctx context.Context) error {
 		}
 	}
 	if newest != nil {
-		r.LastID = t.event(newest).ID
+		r.LastID = t.Event(newest).ID
 	}
 	return nil
 }
@@ -239,8 +240,8 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 
 // same returns ErrDropped when the stream was created again since the range was found.
 func (r *rangeRead) same(ctx context.Context) error {
-	info, err := r.reads.conn.FindStream(ctx, r.topic.stream.name)
-	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(r.topic.stream.created) {
+	info, err := r.reads.conn.FindStream(ctx, r.topic.Stream.Name)
+	if errors.Is(err, event.ErrNotFound) || err == nil && !native.StreamMade(info).Equal(r.topic.Stream.Created) {
 		return ErrDropped
 	}
 	return nil // what else is wrong, the next try tells
@@ -249,15 +250,15 @@ func (r *rangeRead) same(ctx context.Context) error {
 // readOn reads through one consumer until that has no more. It returns errRangeEnded at the end of
 // the range.
 func (r *rangeRead) readOn(ctx context.Context, yield func(*event.Event, error) bool) error {
-	subjects := r.topic.filters()
+	subjects := r.topic.Filters()
 	if r.opts.Key != "" {
-		subjects = []string{keyedSubject(r.topic.name, r.opts.Key)}
+		subjects = []string{keyedSubject(r.topic.Name, r.opts.Key)}
 	}
 	batch := pullBatch
 	if len(r.opts.Headers) == 0 && r.opts.Limit > 0 {
 		batch = min(batch, r.left)
 	}
-	err := r.reads.readWindows(ctx, r.topic.stream.name, &r.next, r.last, subjects, batch, func(window []*conn.StoredMsg) error {
+	err := r.reads.readWindows(ctx, r.topic.Stream.Name, &r.next, r.last, subjects, batch, func(window []*conn.StoredMsg) error {
 		whole, err := r.whole(ctx, subjects, window)
 		if err != nil {
 			return err
@@ -284,7 +285,7 @@ func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*conn
 		m := window[i]
 		if m.Seq > next && !r.loose {
 			if !known {
-				info, err := r.reads.conn.FindStream(ctx, r.topic.stream.name)
+				info, err := r.reads.conn.FindStream(ctx, r.topic.Stream.Name)
 				if err != nil {
 					return 0, err
 				}
@@ -306,7 +307,7 @@ func (r *rangeRead) give(window []*conn.StoredMsg, yield func(*event.Event, erro
 			return errRangeEnded
 		}
 		r.next = m.Seq + 1
-		if e := r.topic.event(m); hasHeaders(e, r.opts.Headers) {
+		if e := r.topic.Event(m); hasHeaders(e, r.opts.Headers) {
 			if !yield(e, nil) {
 				return errRangeEnded
 			}

@@ -132,12 +132,12 @@ func (r *readback) run(t *testing.T, url string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	topic, err := r.hubs[0].streams.topic(ctx, rywTopic, "")
+	topic, err := r.hubs[0].streams.Topic(ctx, rywTopic, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if r.cluster != nil {
-		r.cluster.healthy(topic.stream.name, topic.bucket.stream)
+		r.cluster.healthy(topic.Stream.Name, topic.Bucket.Stream)
 	}
 	// what a bucket needs to begin is no lag
 	filled(t, r.hubs[0], rywTopic, "first", set(t, r.hubs[0], rywTopic, "first", ""))
@@ -151,7 +151,7 @@ func (r *readback) run(t *testing.T, url string) {
 	beside.Go(func() { r.follow(ctx, watching) })
 	<-watching
 	if r.cluster != nil {
-		beside.Go(func() { r.stepDowns(ctx, topic.stream.name, topic.bucket.stream) })
+		beside.Go(func() { r.stepDowns(ctx, topic.Stream.Name, topic.Bucket.Stream) })
 	}
 	begin := time.Now()
 	for i := range r.hubs {

@@ -183,7 +183,7 @@ func TestAcksForAConsumerThatIsGone(t *testing.T) {
 	if err := k.sub.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.Stream.Name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	g.paths[0].mu.Lock()

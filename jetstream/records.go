@@ -3,6 +3,8 @@ package jetstream
 import (
 	"context"
 	"time"
+
+	"eventhub/jetstream/internal/streams"
 )
 
 // records has what hubs store about groups: their consumers and generations, pauses, marks of
@@ -10,7 +12,7 @@ import (
 // move a group or to remove events.
 type records struct {
 	*core
-	streams     *streams
+	streams     *streams.Streams
 	recordHooks recordHooks
 
 	generations *generations // nil until open
@@ -32,6 +34,6 @@ type recordHooks struct {
 	endDeletion func(ctx context.Context, stream string, revision uint64) error
 }
 
-func newRecords(c *core, s *streams) *records {
+func newRecords(c *core, s *streams.Streams) *records {
 	return &records{core: c, streams: s, makers: newMakers(c), unsaved: unsaved{notes: make(map[string]note), marks: make(map[string]mark)}}
 }

@@ -197,7 +197,7 @@ func (r *redrive) run(ctx context.Context, rate int) (Redriven, error) {
 		return r.result.copied(), nil
 	}
 	if r.filter.Topic != "" {
-		if _, _, err := d.streams.freshExisting(ctx, r.filter.Topic); err != nil {
+		if _, _, err := d.streams.FreshExisting(ctx, r.filter.Topic); err != nil {
 			if errors.Is(err, event.ErrNotFound) {
 				err = event.ErrNoTopic
 			}
@@ -250,7 +250,7 @@ var errChanged = &event.Error{Code: event.CodeBadOptions, Msg: "the stream was c
 // groupExists returns ErrNotFound when the one group of the filter does not exist.
 func (r *redrive) groupExists(ctx context.Context) error {
 	d := r.letters
-	t, _, err := d.streams.freshExisting(ctx, r.filter.Topic)
+	t, _, err := d.streams.FreshExisting(ctx, r.filter.Topic)
 	if err != nil {
 		return err
 	}
@@ -392,14 +392,14 @@ func (r *redrive) prepare(ctx context.Context, l *Letter) (_ *letter, why string
 	}
 	if l.Bare {
 		const lost = "the dead letter does not have the payload, which its topic does not have any more"
-		t, _, err := r.letters.streams.freshExisting(ctx, l.Topic)
-		if errors.Is(err, event.ErrNotFound) || err == nil && t.stream.name != l.Event.Stream {
+		t, _, err := r.letters.streams.FreshExisting(ctx, l.Topic)
+		if errors.Is(err, event.ErrNotFound) || err == nil && t.Stream.Name != l.Event.Stream {
 			return nil, lost, nil
 		}
 		if err != nil {
 			return nil, "", err
 		}
-		m, err := r.letters.conn.GetMsg(ctx, t.stream.name, map[string]any{"seq": l.Event.Sequence})
+		m, err := r.letters.conn.GetMsg(ctx, t.Stream.Name, map[string]any{"seq": l.Event.Sequence})
 		if errors.Is(err, event.ErrNotFound) || err == nil && (subjectTopic(m.Subject) != l.Topic || m.Time.UnixNano() != l.Event.StoredAt) {
 			return nil, lost, nil
 		}

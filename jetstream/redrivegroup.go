@@ -285,7 +285,7 @@ func (r *redrive) findQueues(ctx context.Context, batch []*Letter) error {
 }
 
 func (r *redrive) findQueue(ctx context.Context, l *Letter) (string, error) {
-	t, _, err := r.letters.streams.freshExisting(ctx, l.Topic)
+	t, _, err := r.letters.streams.FreshExisting(ctx, l.Topic)
 	if err != nil {
 		return "", err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // Bounds of a repair.
@@ -81,21 +82,21 @@ func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOption
 // repair is one RepairBucket.
 type repair struct {
 	admin  *admin
-	topic  *topicInfo
+	topic  *streams.Topic
 	opts   RepairOptions
 	report BucketReport
 	cfg    natsjs.StreamConfig // of the bucket, as it should be
 }
 
 func (r *repair) run(ctx context.Context) error {
-	source, err := r.admin.conn.FindStream(ctx, r.topic.stream.name)
+	source, err := r.admin.conn.FindStream(ctx, r.topic.Stream.Name)
 	if err != nil {
 		return err
 	}
-	if err := r.admin.streams.ensureBucket(ctx, r.topic, &source.Config); err != nil {
+	if err := r.admin.streams.EnsureBucket(ctx, r.topic, &source.Config); err != nil {
 		return err
 	}
-	info, err := r.admin.conn.FindStream(ctx, r.topic.bucket.stream)
+	info, err := r.admin.conn.FindStream(ctx, r.topic.Bucket.Stream)
 	if err != nil {
 		return err
 	}
@@ -104,14 +105,14 @@ func (r *repair) run(ctx context.Context) error {
 	}
 	// What cannot be changed stays, and what does no harm.
 	have := &info.Config
-	r.cfg = r.topic.bucket.config(r.topic.name, &source.Config)
+	r.cfg = r.topic.Bucket.Config(r.topic.Name, &source.Config)
 	r.cfg.Storage, r.cfg.Replicas, r.cfg.Placement, r.cfg.Compression = have.Storage, have.Replicas, have.Placement, have.Compression
 	r.cfg.DenyPurge, r.cfg.DenyDelete = have.DenyPurge, r.cfg.DenyDelete || have.DenyDelete
 	r.cfg.AllowRollup = !have.DenyPurge
-	if have.Duplicates == minWindow {
-		r.cfg.Duplicates = minWindow
+	if have.Duplicates == streams.MinWindow {
+		r.cfg.Duplicates = streams.MinWindow
 	}
-	if len(r.topic.bucket.faults(r.topic.name, r.topic.stream.name, info)) > 0 || have.Metadata[bucketTopic] != r.topic.name {
+	if len(r.topic.Bucket.Faults(r.topic.Name, r.topic.Stream.Name, info)) > 0 || have.Metadata[streams.BucketTopic] != r.topic.Name {
 		if err := r.update(ctx, nil); err != nil {
 			return err
 		}
@@ -128,11 +129,11 @@ func (r *repair) run(ctx context.Context) error {
 // claim refuses a bucket that may be somebody else's: one that does not say whose it is, as after a
 // native CreateOrUpdateKeyValue, and holds entries of which none came from the topic.
 func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
-	if _, named := info.Config.Metadata[bucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
+	if _, named := info.Config.Metadata[streams.BucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
 		return nil
 	}
-	err := r.admin.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *conn.StoredMsg) error {
-		if _, ours := r.topic.entryOrigin(m); ours {
+	err := r.admin.readThrough(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+		if _, ours := r.topic.EntryOrigin(m); ours {
 			return errStopWalk
 		}
 		return nil
@@ -149,9 +150,9 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 // update gives the bucket its configuration, with sources beside the one that belongs there.
 func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) error {
 	cfg := r.cfg
-	cfg.Sources = append([]*natsjs.StreamSource{r.topic.bucket.source(r.topic.name, r.topic.stream.name)}, beside...)
+	cfg.Sources = append([]*natsjs.StreamSource{r.topic.Bucket.Source(r.topic.Name, r.topic.Stream.Name)}, beside...)
 	if _, err := r.admin.conn.JS.UpdateStream(ctx, cfg); err != nil {
-		return fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, r.topic.name, err)
+		return fmt.Errorf("jetstream: update bucket %s for topic %s: %w", cfg.Name, r.topic.Name, err)
 	}
 	return nil
 }
@@ -160,7 +161,7 @@ func (r *repair) update(ctx context.Context, beside []*natsjs.StreamSource) erro
 // takes long the repair goes on, for what the source brings later replaces them too.
 func (r *repair) awaitSource(ctx context.Context) error {
 	return r.poll(ctx, func() (bool, error) {
-		info, err := r.admin.conn.FindStream(ctx, r.topic.bucket.stream)
+		info, err := r.admin.conn.FindStream(ctx, r.topic.Bucket.Stream)
 		if err != nil {
 			return false, err
 		}
@@ -198,9 +199,9 @@ type foreignKey struct {
 // foreign finds and replaces what native clients wrote.
 func (r *repair) foreign(ctx context.Context) error {
 	var found []*foreignKey
-	err := r.admin.readThrough(ctx, r.topic.bucket.stream, 1, true, func(m *conn.StoredMsg) error {
-		token, inside := strings.CutPrefix(m.Subject, r.topic.bucket.prefix)
-		if _, ours := r.topic.entryOrigin(m); ours || !inside {
+	err := r.admin.readThrough(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+		token, inside := strings.CutPrefix(m.Subject, r.topic.Bucket.Prefix)
+		if _, ours := r.topic.EntryOrigin(m); ours || !inside {
 			return nil
 		}
 		if r.report.ForeignTotal++; len(found) == maxForeign {
@@ -208,7 +209,7 @@ func (r *repair) foreign(ctx context.Context) error {
 		}
 		k := &foreignKey{subject: m.Subject, entry: &ForeignEntry{Key: tokenKey(token), Sequence: m.Seq, StoredAt: m.Time.UnixNano(), Outcome: ForeignKept}}
 		if !strings.Contains(token, ".") {
-			k.event = "keyed." + token + "." + r.topic.name
+			k.event = "keyed." + token + "." + r.topic.Name
 		}
 		found = append(found, k)
 		return nil
@@ -242,7 +243,7 @@ func (r *repair) foreign(ctx context.Context) error {
 // the caller wants it.
 func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if k.event != "" {
-		m, err := r.admin.conn.LastBySubject(ctx, r.topic.stream.name, k.event)
+		m, err := r.admin.conn.LastBySubject(ctx, r.topic.Stream.Name, k.event)
 		if err == nil {
 			k.seq = m.Seq
 			return nil
@@ -254,12 +255,12 @@ func (r *repair) judge(ctx context.Context, k *foreignKey) error {
 	if !r.opts.RemoveForeign {
 		return nil
 	}
-	handle, err := r.admin.conn.JS.Stream(ctx, r.topic.bucket.stream)
+	handle, err := r.admin.conn.JS.Stream(ctx, r.topic.Bucket.Stream)
 	if err != nil {
 		return err
 	}
 	if err := handle.Purge(ctx, natsjs.WithPurgeSubject(k.subject), natsjs.WithPurgeSequence(k.entry.Sequence+1)); err != nil {
-		return fmt.Errorf("jetstream: remove a foreign entry from bucket %s: %w", r.topic.bucket.stream, err)
+		return fmt.Errorf("jetstream: remove a foreign entry from bucket %s: %w", r.topic.Bucket.Stream, err)
 	}
 	k.entry.Outcome = ForeignRemoved
 	return nil
@@ -272,7 +273,7 @@ func (r *repair) restore(ctx context.Context, keys []*foreignKey) error {
 	beside := make([]*natsjs.StreamSource, len(keys))
 	for i, k := range keys {
 		beside[i] = &natsjs.StreamSource{
-			Name: r.topic.stream.name, OptStartSeq: k.seq,
+			Name: r.topic.Stream.Name, OptStartSeq: k.seq,
 			SubjectTransforms: []natsjs.SubjectTransformConfig{{Source: k.event, Destination: k.subject}},
 		}
 	}
@@ -306,7 +307,7 @@ func (r *repair) awaitKeys(ctx context.Context, keys []*foreignKey, newest bool)
 			return err
 		}
 		if !right {
-			return fmt.Errorf("jetstream: repair bucket %s: the newest event of a key did not come back in %v; repair the bucket again", r.topic.bucket.stream, restoreWait)
+			return fmt.Errorf("jetstream: repair bucket %s: the newest event of a key did not come back in %v; repair the bucket again", r.topic.Bucket.Stream, restoreWait)
 		}
 		if newest {
 			k.entry.Outcome = ForeignRestored
@@ -318,7 +319,7 @@ func (r *repair) awaitKeys(ctx context.Context, keys []*foreignKey, newest bool)
 func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, error) {
 	var newestSeq uint64
 	if newest {
-		m, err := r.admin.conn.LastBySubject(ctx, r.topic.stream.name, k.event)
+		m, err := r.admin.conn.LastBySubject(ctx, r.topic.Stream.Name, k.event)
 		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return false, err
 		}
@@ -326,13 +327,13 @@ func (r *repair) right(ctx context.Context, k *foreignKey, newest bool) (bool, e
 			newestSeq = m.Seq
 		}
 	}
-	m, err := r.admin.conn.LastBySubject(ctx, r.topic.bucket.stream, k.subject)
+	m, err := r.admin.conn.LastBySubject(ctx, r.topic.Bucket.Stream, k.subject)
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	at, ours := r.topic.entryOrigin(m)
-	return ours && at.seq >= newestSeq, nil
+	at, ours := r.topic.EntryOrigin(m)
+	return ours && at.Seq >= newestSeq, nil
 }

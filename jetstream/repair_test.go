@@ -12,6 +12,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // gauges is an Observer that remembers the states.
@@ -205,8 +206,8 @@ func TestRepairTakesNoBucketOfOthers(t *testing.T) {
 // the server tells streams apart.
 func TestBucketThatStandsBeyondTheStream(t *testing.T) {
 	t.Parallel()
-	for at, stale := range map[origin]bool{{seq: 7}: true, {seq: 6}: false, {seq: 7, ident: "abc"}: false} {
-		if at.beyond(6) != stale {
+	for at, stale := range map[streams.Origin]bool{{Seq: 7}: true, {Seq: 6}: false, {Seq: 7, Ident: "abc"}: false} {
+		if at.Beyond(6) != stale {
 			t.Errorf("%+v: got %t", at, !stale)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // may not make the topic or the key. It may be called concurrently.
 func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) error {
 	publishing := p.publishing
-	if t := publishing.streams.known(topic); t != nil {
+	if t := publishing.streams.Known(topic); t != nil {
 		keys := gatesOf(t).keys
 		if keys == nil || key == "" {
 			return nil
@@ -25,22 +25,22 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 		return err
 	}
 	name := publishing.rules.Of(topic).StreamName(topic)
-	if publishing.streams.reserved.has(name) {
+	if publishing.streams.Reserved.Has(name) {
 		return nil
 	}
-	exists, err := publishing.streams.seemsToExist(ctx, topic)
+	exists, err := publishing.streams.SeemsToExist(ctx, topic)
 	if exists || err != nil {
 		return err
 	}
-	if err := publishing.streams.tooManyStreams(name); err != nil {
+	if err := publishing.streams.TooManyStreams(name); err != nil {
 		return err
 	}
-	if err := publishing.streams.reserveTopic(name, client); err != nil {
+	if err := publishing.streams.ReserveTopic(name, client); err != nil {
 		return err
 	}
-	refused, err := publishing.streams.streamHooks.refusal(ctx, client, 1)
+	refused, err := publishing.streams.Hooks.Refusal(ctx, client, 1)
 	if refused != nil {
-		publishing.streams.reserved.drop(name)
+		publishing.streams.Reserved.Drop(name)
 		publishing.obs.LimitReached("client_topics")
 		return refused
 	}
@@ -51,4 +51,4 @@ func (p *Publisher) Reserve(ctx context.Context, topic, key, client string) erro
 }
 
 // Knows reports whether this hub has used the topic's stream. If not, a publish may make it.
-func (p *Publisher) Knows(topic string) bool { return p.publishing.streams.known(topic) != nil }
+func (p *Publisher) Knows(topic string) bool { return p.publishing.streams.Known(topic) != nil }

@@ -163,7 +163,7 @@ func (s *Subscription) giveBackLost(g *group, ds []*Delivery) {
 
 // sparedSubject is where the deliveries of many events of the group are noted.
 func (g *group) sparedSubject() string {
-	return "$KV." + attemptsBucket + "." + native.NoteKey(g.topic.stream.name, g.consumer, g.created, 0)
+	return "$KV." + attemptsBucket + "." + native.NoteKey(g.topic.Stream.Name, g.consumer, g.created, 0)
 }
 
 // noteMany notes that no client had the events, before they are given back. While the bucket does

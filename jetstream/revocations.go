@@ -11,6 +11,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // revokedBucket is the KV bucket that holds the revoked tokens of all hubs.
@@ -33,20 +34,20 @@ type Revocations struct{ core *core }
 // Revocations gives access to the list of revoked tokens.
 func (a Admin) Revocations() Revocations { return Revocations{a.bus.core} }
 
-func (r Revocations) bucket() sharedBucket {
+func (r Revocations) bucket() streams.SharedBucket {
 	return r.core.sharedBucket(revokedBucket, "revoked tokens", MaxRevocations)
 }
 
 // Put stores an entry under a key of 1..200 letters, digits, -, _ and dots, or replaces the entry
 // of that key. The server removes the entry after life, which is at least a second.
 func (r Revocations) Put(ctx context.Context, key string, value []byte, life time.Duration) error {
-	if _, err := r.bucket().open(ctx); err != nil {
+	if _, err := r.bucket().Open(ctx); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
-	msg := &nats.Msg{Subject: r.bucket().subject(key), Data: value}
-	_, err := r.core.conn.JS.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().stream()), natsjs.WithMsgTTL(max(life, time.Second).Round(time.Second)))
+	msg := &nats.Msg{Subject: r.bucket().Subject(key), Data: value}
+	_, err := r.core.conn.JS.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().Stream()), natsjs.WithMsgTTL(max(life, time.Second).Round(time.Second)))
 	if api, ok := errors.AsType[*natsjs.APIError](err); ok && strings.Contains(api.Description, "maximum messages exceeded") {
 		return ErrRevocationsFull
 	}
@@ -62,5 +63,5 @@ func (r Revocations) Put(ctx context.Context, key string, value []byte, life tim
 // tries again, and afterwards gives all entries anew. The functions are called by one goroutine at
 // a time.
 func (r Revocations) Follow(ctx context.Context, loaded func(), each func(key string, value []byte)) {
-	r.bucket().follow(ctx, loaded, each)
+	r.bucket().Follow(ctx, loaded, each)
 }

@@ -10,6 +10,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/natstest"
 )
 
@@ -123,7 +124,7 @@ func TestRevocationsEnd(t *testing.T) {
 	})
 	f := follow(t, b)
 	// The newest entry is gone, which must not look like an entry that was missed.
-	<-time.After(3 * followCheck / 2)
+	<-time.After(3 * streams.FollowCheck / 2)
 	if _, loads := f.get(""); loads != 1 {
 		t.Errorf("the entries were loaded %d times", loads)
 	}

@@ -7,6 +7,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -23,7 +24,7 @@ const (
 // under a new name, from its ack floor or the end of the stream, and its members hear of a reset.
 // rewound returns nil if the group is where it may be, and errGroupMoved if another moved it. The
 // stream is known to have reached end.
-func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr generation, info *natsjs.ConsumerInfo, end uint64) (*group, error) {
+func (b *Bus) rewound(ctx context.Context, t *streams.Topic, name string, ptr generation, info *natsjs.ConsumerInfo, end uint64) (*group, error) {
 	position := max(info.Delivered.Stream, info.AckFloor.Stream)
 	if position <= end {
 		return nil, nil
@@ -33,11 +34,11 @@ func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr genera
 	tick := time.NewTicker(rewindEvery)
 	defer tick.Stop()
 	for range rewindSure {
-		stream, err := b.conn.FindStream(ctx, t.stream.name)
+		stream, err := b.conn.FindStream(ctx, t.Stream.Name)
 		if err != nil {
 			return nil, b.conn.Unavailable(err)
 		}
-		if end = stream.State.LastSeq; !native.StreamMade(stream).Equal(t.stream.created) || position <= end {
+		if end = stream.State.LastSeq; !native.StreamMade(stream).Equal(t.Stream.Created) || position <= end {
 			return nil, nil
 		}
 		select {
@@ -51,9 +52,9 @@ func (b *Bus) rewound(ctx context.Context, t *topicInfo, name string, ptr genera
 	if err != nil {
 		return nil, b.unavailableUnless(err, errGroupMoved)
 	}
-	b.deleteConsumer(ctx, t.stream.name, ptr.Consumer)
+	b.deleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
 	b.log.ErrorContext(ctx, "events were lost: the stream ends before the position of a group; moved the group back",
-		slog.String("topic", t.name), slog.String("group", name), slog.Uint64("position", position), slog.Uint64("end", end))
+		slog.String("topic", t.Name), slog.String("group", name), slog.Uint64("position", position), slog.Uint64("end", end))
 	g := b.newGroup(t, name, moved, rev, ptr.past())
 	g.lost.Store(true)
 	return g, nil

@@ -20,6 +20,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -101,7 +102,7 @@ func (o *PublishOptions) validateDelay(now time.Time, most time.Duration) error 
 type schedules struct {
 	publishing *publishing
 	lock       chan struct{} // held while the stream is looked for or made
-	stream     atomic.Pointer[stream]
+	stream     atomic.Pointer[streams.Stream]
 	none       int64         // when the server had no schedules; 0 if never. Under lock.
 	found      chan struct{} // has a value when the stream was found
 	places     *lru.Cache[string, *delayPlaces]
@@ -139,7 +140,7 @@ func scheduleConfig(cfg *Config) natsjs.StreamConfig {
 }
 
 // open returns the stream, and makes it if create is set. It returns ErrNotFound otherwise.
-func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
+func (k *schedules) open(ctx context.Context, create bool) (*streams.Stream, error) {
 	if s := k.stream.Load(); s != nil {
 		return s, nil
 	}
@@ -178,7 +179,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 		k.none = p.clock.Now()
 		return nil, errNoSchedules
 	}
-	s := &stream{name: delayedStream, family: true, created: native.StreamMade(info), slots: make(chan struct{}, p.limits.PublishInFlight), ready: make([]atomic.Bool, len(p.conn.Links)), headroom: p.streams.headrooms.of(info.Config.Storage), copies: int64(max(info.Config.Replicas, 1))}
+	s := &streams.Stream{Name: delayedStream, Family: true, Created: native.StreamMade(info), Slots: make(chan struct{}, p.limits.PublishInFlight), Ready: make([]atomic.Bool, len(p.conn.Links)), Headroom: p.streams.Headrooms.Of(info.Config.Storage), Copies: int64(max(info.Config.Replicas, 1))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:
@@ -189,7 +190,7 @@ func (k *schedules) open(ctx context.Context, create bool) (*stream, error) {
 
 func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made bool, err error) {
 	p := k.publishing
-	if err := p.streams.awaitGone(ctx, delayedStream); err != nil {
+	if err := p.streams.AwaitGone(ctx, delayedStream); err != nil {
 		return nil, false, err
 	}
 	s, err := p.conn.JS.CreateStream(ctx, scheduleConfig(&p.cfg))
@@ -204,12 +205,10 @@ func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made b
 }
 
 // forget drops what is known of a stream that is gone, so that the next use looks again.
-func (k *schedules) forget(s *stream) {
+func (k *schedules) forget(s *streams.Stream) {
 	if k.stream.CompareAndSwap(s, nil) {
 		p := k.publishing
-		p.streams.topics.mu.Lock()
-		p.streams.topics.missing(s.name, p.clock.Now())
-		p.streams.topics.mu.Unlock()
+		p.streams.Missing(s.Name)
 	}
 }
 
@@ -314,7 +313,7 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 func delayedName(topic, id string) string { return objectName(topic) + "." + keyToken(id) }
 
 // schedule is PublishAsync for an event that is due later.
-func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, opts *PublishOptions, at time.Time, done func(event.Receipt, error)) error {
+func (p *Publisher) schedule(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, at time.Time, done func(event.Receipt, error)) error {
 	k := p.publishing.schedules
 	s, err := k.open(ctx, true)
 	if err != nil {
@@ -336,9 +335,9 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 		release()
 		return err
 	}
-	name := delayedName(t.name, id)
+	name := delayedName(t.Name, id)
 	h := opts.header(t, id, false)
-	h[headerTarget] = []string{t.subjectFor(opts.Key)}
+	h[headerTarget] = []string{t.SubjectFor(opts.Key)}
 	h[headerScheduleID] = []string{rand.Text()}
 	h[headerSchedule] = []string{"@at " + at.UTC().Format("2006-01-02T15:04:05.000Z")}
 	h[headerScheduleTarget] = []string{duePrefix + clientToken(client) + "." + name}
@@ -347,7 +346,7 @@ func (p *Publisher) schedule(ctx context.Context, t *topicInfo, payload []byte, 
 
 	w, _ := outgoing.Get().(*outgoingEvent)
 	w.p, w.id = p, id
-	w.topic = &topicInfo{name: t.name, stream: s, obs: scheduleObserver{t.obs}}
+	w.topic = &streams.Topic{Name: t.Name, Stream: s, Obs: scheduleObserver{t.Obs}}
 	w.done = func(r event.Receipt, err error) {
 		release()
 		if errors.Is(err, nats.ErrNoResponders) {

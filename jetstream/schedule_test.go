@@ -79,7 +79,7 @@ func TestDelayedEventIsStoredWhenDue(t *testing.T) {
 		t.Run(topic, func(t *testing.T) {
 			t.Parallel()
 			// Making the topic may take longer.
-			if _, err := b.streams.topic(t.Context(), topic, ""); err != nil {
+			if _, err := b.streams.Topic(t.Context(), topic, ""); err != nil {
 				t.Fatal(err)
 			}
 			at := time.Now().Add(1500 * time.Millisecond)

@@ -18,6 +18,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/schema"
 	"eventhub/jetstream/schema/upcast"
@@ -179,9 +180,9 @@ func newSchemaTable(m *schemas) *schemaTable {
 	return &schemaTable{schemas: m, full: make(chan struct{}), wanted: make(chan look), checks: quota.NewPlaces(schemaChecks, (schemaChecks+1)/2), topics: make(map[string]*topicSchemas), by: make(map[string]int), sizeBy: make(map[string]int)}
 }
 
-func (t *schemaTable) bucket() sharedBucket {
+func (t *schemaTable) bucket() streams.SharedBucket {
 	s := t.schemas.sharedBucket(schemasBucket, "schemas of topics", MaxSchemas)
-	s.maxEntry, s.fixed = maxSchemaEntry, true
+	s.MaxEntry, s.Fixed = maxSchemaEntry, true
 	return s
 }
 
@@ -201,7 +202,7 @@ func (t *schemaTable) load(ctx context.Context) error {
 	}
 	t.follow.Do(func() {
 		t.schemas.conn.Start(func() {
-			t.bucket().follow(t.schemas.conn.Ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
+			t.bucket().Follow(t.schemas.conn.Ctx, func() { t.once.Do(func() { close(t.full) }) }, t.saw)
 		})
 		t.schemas.conn.Start(t.answer)
 	})
@@ -381,7 +382,7 @@ func (t *schemaTable) catchUp(ctx context.Context, name string) (*schemaSet, err
 	for {
 		set := t.set(name)
 		key := schemaKey(name, set.latest()+1)
-		m, err := t.schemas.conn.LastBySubject(ctx, t.bucket().stream(), t.bucket().subject(key))
+		m, err := t.schemas.conn.LastBySubject(ctx, t.bucket().Stream(), t.bucket().Subject(key))
 		if errors.Is(err, event.ErrNotFound) {
 			return set, nil
 		}
@@ -408,13 +409,13 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 	if len(value) > maxSchemaEntry {
 		return event.BadOptions("the version has %d bytes with its casts, at most %d are allowed", len(value), maxSchemaEntry)
 	}
-	if _, err := t.bucket().open(ctx); err != nil {
+	if _, err := t.bucket().Open(ctx); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
-	msg := &nats.Msg{Subject: t.bucket().subject(schemaKey(v.Topic, v.Version)), Data: value}
-	_, err = t.schemas.conn.JS.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().stream()), natsjs.WithExpectLastSequencePerSubject(0))
+	msg := &nats.Msg{Subject: t.bucket().Subject(schemaKey(v.Topic, v.Version)), Data: value}
+	_, err = t.schemas.conn.JS.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().Stream()), natsjs.WithExpectLastSequencePerSubject(0))
 	if errors.Is(movedOr(err), errGroupMoved) {
 		return errSchemaTaken
 	}

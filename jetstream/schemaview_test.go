@@ -538,7 +538,7 @@ func TestAVersionThatAHubCannotRead(t *testing.T) {
 	b := open(t, Config{URL: url, Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(machineV1))
 	entry := []byte(`{"topic":"t.a","version":2,"schema":{"type":"odd"}}`)
-	if _, err := b.conn.JS.Publish(t.Context(), b.schemas.table.bucket().subject(schemaKey("t.a", 2)), entry); err != nil {
+	if _, err := b.conn.JS.Publish(t.Context(), b.schemas.table.bucket().Subject(schemaKey("t.a", 2)), entry); err != nil {
 		t.Fatal(err)
 	}
 	view, err := SchemasOf(b).View(t.Context(), "t.a", 1)
@@ -566,7 +566,7 @@ func TestAVersionThatAHubCannotReadInDebt(t *testing.T) {
 	b := open(t, Config{URL: url, Computing: ration, Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(machineV1))
 	entry := []byte(`{"topic":"t.a","version":2,"schema":{"type":"odd"}}`)
-	if _, err := b.conn.JS.Publish(t.Context(), b.schemas.table.bucket().subject(schemaKey("t.a", 2)), entry); err != nil {
+	if _, err := b.conn.JS.Publish(t.Context(), b.schemas.table.bucket().Subject(schemaKey("t.a", 2)), entry); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: 1, MaxAttempts: 1, CountFor: "eve"})

@@ -12,6 +12,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // MaxBack is the maximum of Back.
@@ -99,18 +100,18 @@ func (g Group) move(ctx context.Context, to Position, how moveOptions) (moved Mo
 // consumer that the group has left; nil if it had none, or in a dry run.
 func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (moved Moved, left *natsjs.ConsumerInfo, err error) {
 	b, topic, group := g.bus, g.topic, g.name
-	find := func() (*topicInfo, natsjs.StreamState, error) {
+	find := func() (*streams.Topic, natsjs.StreamState, error) {
 		if how.creates {
-			return b.streams.freshTopic(ctx, topic, "")
+			return b.streams.FreshTopic(ctx, topic, "")
 		}
-		return b.streams.freshExisting(ctx, topic)
+		return b.streams.FreshExisting(ctx, topic)
 	}
 	t, state, err := find()
 	if err != nil {
 		return moved, nil, err
 	}
 	certain := true
-	if t.stream.keep != nil && !how.dry {
+	if t.Stream.Keep != nil && !how.dry {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, turnTime)
 		defer cancel()
@@ -219,7 +220,7 @@ func (p Position) validateMove() error {
 }
 
 // aimOf resolves where a move goes. info is the group's consumer, nil if there is none.
-func (b *Bus) aimOf(ctx context.Context, t *topicInfo, group string, to Position, state natsjs.StreamState, info *natsjs.ConsumerInfo) (aim, error) {
+func (b *Bus) aimOf(ctx context.Context, t *streams.Topic, group string, to Position, state natsjs.StreamState, info *natsjs.ConsumerInfo) (aim, error) {
 	switch to.kind {
 	case atBack:
 		if info == nil {
@@ -247,7 +248,7 @@ func floorOf(info *natsjs.ConsumerInfo) uint64 {
 
 // stepBack returns the sequence of the event that is n events before the first one behind floor, or
 // of the first event if there are fewer.
-func (r *reads) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, state natsjs.StreamState) (uint64, error) {
+func (r *reads) stepBack(ctx context.Context, t *streams.Topic, floor, n uint64, state natsjs.StreamState) (uint64, error) {
 	first := max(state.FirstSeq, 1)
 	if floor < first {
 		return floor + 1, nil
@@ -297,22 +298,22 @@ func (r *reads) stepBack(ctx context.Context, t *topicInfo, floor, n uint64, sta
 
 // countFrom counts the events of a topic from a sequence on. The server counts them when it makes a
 // consumer; nobody reads them.
-func (r *reads) countFrom(ctx context.Context, t *topicInfo, seq uint64) (uint64, error) {
-	c, err := r.conn.JS.CreateConsumer(ctx, t.stream.name, natsjs.ConsumerConfig{
-		Name: rand.Text(), AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
+func (r *reads) countFrom(ctx context.Context, t *streams.Topic, seq uint64) (uint64, error) {
+	c, err := r.conn.JS.CreateConsumer(ctx, t.Stream.Name, natsjs.ConsumerConfig{
+		Name: rand.Text(), AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.Filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
 		OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
 	})
 	if err != nil {
-		return 0, r.conn.Unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.stream.name, err))
+		return 0, r.conn.Unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.Stream.Name, err))
 	}
 	info := c.CachedInfo()
-	r.deleteConsumer(ctx, t.stream.name, info.Name)
+	r.deleteConsumer(ctx, t.Stream.Name, info.Name)
 	return info.NumPending, nil
 }
 
 // between counts the events of a topic in from..to. sure is false when the topic changed meanwhile
 // again and again.
-func (r *reads) between(ctx context.Context, t *topicInfo, from, to uint64) (n uint64, sure bool, err error) {
+func (r *reads) between(ctx context.Context, t *streams.Topic, from, to uint64) (n uint64, sure bool, err error) {
 	if from > to {
 		return 0, true, nil
 	}
@@ -338,7 +339,7 @@ func (r *reads) between(ctx context.Context, t *topicInfo, from, to uint64) (n u
 }
 
 // effect computes what a move does to a group as its consumer is: nil for a group that is new.
-func (r *reads) effect(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
+func (r *reads) effect(ctx context.Context, t *streams.Topic, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
 	if info == nil {
 		return Moved{}, nil
 	}

@@ -11,6 +11,8 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
 
@@ -76,13 +78,13 @@ func (n NATS) Info(ctx context.Context) (ServerInfo, error) {
 // StorageLow reports whether clients store nothing now, because the files or the memory of NATS
 // have no room left beyond Limits.StorageReserve.
 func (n NATS) StorageLow() (file, memory bool) {
-	return n.bus.streams.headrooms.file.low.Load(), n.bus.streams.headrooms.memory.low.Load()
+	return n.bus.streams.Headrooms.File.Low.Load(), n.bus.streams.Headrooms.Memory.Low.Load()
 }
 
 // stored asks NATS how much it stores, and may still store.
-func (c *core) stored(ctx context.Context) (file, memory storage, err error) {
+func (c *core) stored(ctx context.Context) (file, memory streams.Storage, err error) {
 	info, err := c.askNATS(ctx)
-	return storage{info.FileBytes, info.FileLeft}, storage{info.MemoryBytes, info.MemoryLeft}, err
+	return streams.Storage{Used: info.FileBytes, Left: info.FileLeft}, streams.Storage{Used: info.MemoryBytes, Left: info.MemoryLeft}, err
 }
 
 // askNATS asks NATS about itself. FileLow and MemoryLow are left false.
@@ -167,7 +169,7 @@ func (n NATS) Streams(ctx context.Context) ([]StreamStorage, error) {
 			continue
 		}
 		stores := StreamStorage{Stream: name, Topic: s.topic, Bytes: info.State.Bytes, MaxBytes: max(info.Config.MaxBytes, 0), OnFull: topics.OnFullDrop}
-		if info.Config.Discard == natsjs.DiscardNew || n.bus.streams.newKeeping(s.rule, &info.Config) != nil {
+		if info.Config.Discard == natsjs.DiscardNew || n.bus.streams.NewKeeping(s.rule, &info.Config) != nil {
 			stores.OnFull = topics.OnFullReject
 		}
 		all = append(all, stores)
@@ -187,7 +189,7 @@ func (n NATS) Gone(ctx context.Context, topics []string) ([]string, error) {
 		return !there
 	}
 	return slices.DeleteFunc(slices.Clone(topics), func(topic string) bool {
-		of, letters := strings.CutPrefix(topic, dlqPrefix)
+		of, letters := strings.CutPrefix(topic, native.DeadLetterPrefix)
 		return !gone(topic) && (!letters || !gone(of))
 	}), nil
 }

@@ -8,10 +8,11 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // startFunc resolves the sequence at which a new group starts.
-type startFunc func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error)
+type startFunc func(ctx context.Context, t *streams.Topic, state natsjs.StreamState) (uint64, error)
 
 // starts resolves where the groups on the topics start, as far as they are new: all of them before
 // one is made, so that a subscription that cannot be made leaves nothing behind.
@@ -24,7 +25,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	starts := make([]startFunc, len(names))
 	if at.kind != atID {
 		for i := range names {
-			starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+			starts[i] = func(ctx context.Context, t *streams.Topic, state natsjs.StreamState) (uint64, error) {
 				return b.reads.resolve(ctx, t, at, state, s.opts.CountFor)
 			}
 		}
@@ -43,7 +44,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	}
 	var since time.Time // when the event was stored
 	for i, name := range names {
-		t, state, err := b.streams.freshExisting(ctx, name)
+		t, state, err := b.streams.FreshExisting(ctx, name)
 		if errors.Is(err, event.ErrNotFound) {
 			continue
 		}
@@ -78,7 +79,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			}
 		}
 	}
-	if made, v7 := madeAt(at.id); found && since.IsZero() && v7 {
+	if made, v7 := streams.MadeAt(at.id); found && since.IsZero() && v7 {
 		since = made
 	}
 	for i := range names {
@@ -88,7 +89,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 		if !found {
 			return nil, unknown
 		}
-		starts[i] = func(ctx context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
+		starts[i] = func(ctx context.Context, t *streams.Topic, state natsjs.StreamState) (uint64, error) {
 			return b.reads.resolve(ctx, t, FromTime(since), state, s.opts.CountFor)
 		}
 	}
@@ -97,9 +98,9 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 
 // fixed starts at a sequence that was resolved on a stream. If that was created again meanwhile,
 // all that is in it is new.
-func fixed(was *topicInfo, seq uint64) startFunc {
-	return func(_ context.Context, t *topicInfo, state natsjs.StreamState) (uint64, error) {
-		if !t.stream.created.Equal(was.stream.created) {
+func fixed(was *streams.Topic, seq uint64) startFunc {
+	return func(_ context.Context, t *streams.Topic, state natsjs.StreamState) (uint64, error) {
+		if !t.Stream.Created.Equal(was.Stream.Created) {
 			return 1, nil
 		}
 		return min(seq, state.LastSeq+1), nil

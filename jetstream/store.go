@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -102,7 +103,7 @@ func (s *Store) checkFree(ctx context.Context, names []string) error {
 // ofHub reports whether a stream is one of a hub.
 func ofHub(name string, info *natsjs.StreamInfo) bool {
 	_, ruled := info.Config.Metadata[metaPattern]
-	_, filled := info.Config.Metadata[bucketTopic]
+	_, filled := info.Config.Metadata[streams.BucketTopic]
 	return ruled || filled || name == restoreMark || name == putBackStream || strings.HasPrefix(name, "eventhub_") || strings.HasPrefix(name, "KV_eventhub_")
 }
 

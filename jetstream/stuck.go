@@ -210,7 +210,7 @@ func (g *group) declare(state stuckState) {
 	g.mu.Unlock()
 	if declared {
 		b.log.WarnContext(ctx, "group is stuck: events and requests for them wait, and NATS delivers nothing; eventhub group repair moves the group to a new consumer",
-			slog.String("topic", g.topic.name), slog.String("group", g.name), slog.String("consumer", g.consumer),
+			slog.String("topic", g.topic.Name), slog.String("group", g.name), slog.String("consumer", g.consumer),
 			slog.Duration("for", time.Duration(now-since).Round(time.Second)))
 	}
 }
@@ -248,7 +248,7 @@ func (g *group) flowing(why string) {
 	since := g.stuck.since
 	g.stuck = stuck{asked: g.stuck.asked}
 	if since != 0 {
-		g.bus.log.Info("group is not stuck any more", slog.String("topic", g.topic.name), slog.String("group", g.name), slog.String("consumer", g.consumer),
+		g.bus.log.Info("group is not stuck any more", slog.String("topic", g.topic.Name), slog.String("group", g.name), slog.String("consumer", g.consumer),
 			slog.String("reason", why), slog.Duration("after", time.Duration(g.bus.clock.Now()-since).Round(time.Second)))
 	}
 }

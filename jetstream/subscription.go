@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // NeverGiveUp is the MaxAttempts of a subscription that retries for ever and makes no dead letters.
@@ -439,7 +440,7 @@ func (s *Subscription) Resume() {
 	lost := make(map[*member]string)
 	for _, m := range s.members {
 		if !s.resumed && m.group.lost.Swap(false) {
-			lost[m] = m.group.topic.name
+			lost[m] = m.group.topic.Name
 		}
 	}
 	s.resumed, s.paused = true, false
@@ -568,5 +569,5 @@ func (s *Subscription) moved(key string, to *generation) {
 
 // lastAttempt reports whether a failure of d dead-letters it.
 func (s *Subscription) lastAttempt(d *Delivery) bool {
-	return s.opts.MaxAttempts != NeverGiveUp && d.Attempt >= s.opts.MaxAttempts && d.begun && !isDead(d.Event.Topic)
+	return s.opts.MaxAttempts != NeverGiveUp && d.Attempt >= s.opts.MaxAttempts && d.begun && !streams.IsDead(d.Event.Topic)
 }

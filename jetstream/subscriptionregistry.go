@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/streams"
 )
 
 // subscriptionRegistry has the open subscriptions of the hub, and counts what they hold. Its
 // methods may be called concurrently.
 type subscriptionRegistry struct {
 	*core
-	streams *streams
+	streams *streams.Streams
 
 	mu    sync.Mutex
 	all   map[*Subscription]struct{} // nil once the bus closes
@@ -21,7 +22,7 @@ type subscriptionRegistry struct {
 	held  atomic.Int64 // bytes that all subscriptions hold
 }
 
-func newSubscriptionRegistry(c *core, s *streams) *subscriptionRegistry {
+func newSubscriptionRegistry(c *core, s *streams.Streams) *subscriptionRegistry {
 	return &subscriptionRegistry{core: c, streams: s, all: make(map[*Subscription]struct{})}
 }
 
@@ -93,18 +94,16 @@ func (r *subscriptionRegistry) lastSubscriptions() []*Subscription {
 
 // topicDeleted has this hub forget a stream that is deleted, and its members look.
 func (r *subscriptionRegistry) topicDeleted(name string, created time.Time) {
-	r.streams.topics.mu.RLock()
-	s := r.streams.topics.streams[name]
-	r.streams.topics.mu.RUnlock()
-	if s != nil && s.created.Equal(created) {
-		r.streams.forget(s)
+	s := r.streams.Stream(name)
+	if s != nil && s.Created.Equal(created) {
+		r.streams.Forget(s)
 	}
 	r.eachSubscription(func(s *Subscription) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, m := range s.members {
-			if at := m.group.topic.stream; at.name == name && at.created.Equal(created) {
-				at.deleted.Store(true)
+			if at := m.group.topic.Stream; at.Name == name && at.Created.Equal(created) {
+				at.Deleted.Store(true)
 				m.reattach(true)
 			}
 		}

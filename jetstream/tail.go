@@ -39,19 +39,19 @@ type tail struct {
 }
 
 func (t *tail) follow(ctx context.Context) error {
-	topic, state, err := t.reads.streams.freshExisting(ctx, t.name)
+	topic, state, err := t.reads.streams.FreshExisting(ctx, t.name)
 	if err != nil {
 		return err
 	}
 	switch {
-	case t.stream != "" && topic.stream.name != t.stream, state.LastSeq < t.after, state.FirstSeq > t.after+1,
-		!t.created.IsZero() && !t.created.Equal(topic.stream.created):
+	case t.stream != "" && topic.Stream.Name != t.stream, state.LastSeq < t.after, state.FirstSeq > t.after+1,
+		!t.created.IsZero() && !t.created.Equal(topic.Stream.Created):
 		return ErrDropped
 	case t.created.IsZero():
-		t.created, t.present = topic.stream.created, state.LastSeq
+		t.created, t.present = topic.Stream.Created, state.LastSeq
 	}
-	feed, pending, err := t.reads.conn.OpenFeed(ctx, topic.stream.name, natsjs.ConsumerConfig{
-		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: t.after + 1, FilterSubjects: topic.filters(),
+	feed, pending, err := t.reads.conn.OpenFeed(ctx, topic.Stream.Name, natsjs.ConsumerConfig{
+		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: t.after + 1, FilterSubjects: topic.Filters(),
 	})
 	if err != nil {
 		return err
@@ -78,12 +78,12 @@ func (t *tail) follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if m.Seq > t.after+1 && !topic.stream.family {
+		if m.Seq > t.after+1 && !topic.Stream.Family {
 			if err := t.overtaken(ctx); err != nil {
 				return err
 			}
 		}
-		if err := t.f(topic.event(m)); err != nil {
+		if err := t.f(topic.Event(m)); err != nil {
 			return stopped(err)
 		}
 		t.after, pending = m.Seq, left
@@ -93,11 +93,11 @@ func (t *tail) follow(ctx context.Context) error {
 // overtaken returns ErrDropped when the stream has dropped what comes next. Other holes in it are
 // none.
 func (t *tail) overtaken(ctx context.Context) error {
-	topic, state, err := t.reads.streams.freshExisting(ctx, t.name)
+	topic, state, err := t.reads.streams.FreshExisting(ctx, t.name)
 	if err != nil {
 		return err
 	}
-	if state.FirstSeq > t.after+1 || !t.created.Equal(topic.stream.created) {
+	if state.FirstSeq > t.after+1 || !t.created.Equal(topic.Stream.Created) {
 		return ErrDropped
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -131,7 +132,7 @@ type takeover struct {
 // out what the next generation is to know of events: which behind the ack floor are settled, and
 // how many attempts the others had. A repair that fails afterwards leaves the group as it was; what
 // was leased then comes again after AckWait.
-func (b *Bus) takeOver(ctx context.Context, t *topicInfo, group string, ptr *generation, state natsjs.StreamState) (*takeover, error) {
+func (b *Bus) takeOver(ctx context.Context, t *streams.Topic, group string, ptr *generation, state natsjs.StreamState) (*takeover, error) {
 	within, cancel := context.WithTimeout(ctx, takeOverWait)
 	info, err := b.records.groupConsumer(within, t, ptr)
 	if err == nil && !ptr.Paused {
@@ -156,7 +157,7 @@ func (b *Bus) takeOver(ctx context.Context, t *topicInfo, group string, ptr *gen
 		taken.end(false)
 		return nil, err
 	}
-	b.log.InfoContext(ctx, "group is being repaired; hubs have let their leases go", slog.String("topic", t.name), slog.String("group", group),
+	b.log.InfoContext(ctx, "group is being repaired; hubs have let their leases go", slog.String("topic", t.Name), slog.String("group", group),
 		slog.Int("hubs", hubs.hubs), slog.Int("unsettled", taken.info.NumAckPending), slog.Bool("exact", taken.to.exact))
 	mark := ptr.bookmark(taken.info, unsettled, taken.to.exact)
 	// What retention has removed was given to the group before.
@@ -207,9 +208,9 @@ func (h *hubsAnswer) triesOf(unsettled []uint64, exact bool, before []seqTries) 
 }
 
 // askToLetGo has all hubs let go what they hold of a consumer, and returns what they say.
-func (b *Bus) askToLetGo(ctx context.Context, t *topicInfo, consumer string) (*hubsAnswer, error) {
+func (b *Bus) askToLetGo(ctx context.Context, t *streams.Topic, consumer string) (*hubsAnswer, error) {
 	all := &hubsAnswer{held: make(map[uint64]struct{}), acked: make(map[uint64]struct{}), tried: make(map[uint64]uint64)}
-	q := heldQuestion{Held: t.stream.name + "." + consumer, LetGo: true}
+	q := heldQuestion{Held: t.Stream.Name + "." + consumer, LetGo: true}
 	err := b.records.askHubs(ctx, q, letGoWait, func(answer []byte) bool {
 		var a heldAnswer
 		all.hubs++
@@ -233,7 +234,7 @@ func (b *Bus) askToLetGo(ctx context.Context, t *topicInfo, consumer string) (*h
 
 // unsettled returns the events up to the newest delivered one that are to be delivered again, in
 // order. exact is false when that is not known: then all behind the ack floor are.
-func (b *Bus) unsettled(ctx context.Context, t *topicInfo, ptr *generation, hubs *hubsAnswer) (seqs []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
+func (b *Bus) unsettled(ctx context.Context, t *streams.Topic, ptr *generation, hubs *hubsAnswer) (seqs []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
 	pending, info, exact, err := b.askPending(ctx, t, ptr)
 	if err != nil {
 		return nil, nil, false, err
@@ -255,13 +256,13 @@ func (b *Bus) unsettled(ctx context.Context, t *topicInfo, ptr *generation, hubs
 // heldOf returns those of the held events that the server waits for, and whether these are all. A
 // hub may still hold events that were removed meanwhile: those removed by a bound are behind the
 // ack floor by now, and of others nothing is known.
-func (b *Bus) heldOf(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo, held []uint64) (pending []uint64, all bool, err error) {
+func (b *Bus) heldOf(ctx context.Context, t *streams.Topic, info *natsjs.ConsumerInfo, held []uint64) (pending []uint64, all bool, err error) {
 	floor := floorOf(info)
 	held = slices.DeleteFunc(slices.Clone(held), func(seq uint64) bool { return seq <= floor })
 	if len(held) != info.NumAckPending {
 		return nil, false, nil
 	}
-	s, err := b.conn.FindStream(ctx, t.stream.name)
+	s, err := b.conn.FindStream(ctx, t.Stream.Name)
 	if err != nil || s.State.NumDeleted > 0 {
 		return nil, false, err
 	}
@@ -275,7 +276,7 @@ func (b *Bus) heldOf(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInf
 // for its next delivery waits for AckWait. Nothing is delivered meanwhile, so what the server waits
 // for only becomes less. When it waited for as many events before and after as there are
 // advisories, these are the ones.
-func (b *Bus) askPending(ctx context.Context, t *topicInfo, ptr *generation) (pending []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
+func (b *Bus) askPending(ctx context.Context, t *streams.Topic, ptr *generation) (pending []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
 	deadline := time.Now().Add(pendingWait)
 	for round := 1; ; round++ {
 		before, err := b.records.groupConsumer(ctx, t, ptr)
@@ -295,7 +296,7 @@ func (b *Bus) askPending(ctx context.Context, t *topicInfo, ptr *generation) (pe
 		}
 		pending, err := b.refusals(ctx, t, before)
 		if err != nil && ctx.Err() == nil {
-			b.often.Log(ctx, slog.LevelWarn, "failed to ask NATS for the unsettled events of a group; asking again", t.name, slog.String("topic", t.name), slog.Any("error", err))
+			b.often.Log(ctx, slog.LevelWarn, "failed to ask NATS for the unsettled events of a group; asking again", t.Name, slog.String("topic", t.Name), slog.Any("error", err))
 		}
 		after, err := b.records.groupConsumer(ctx, t, ptr)
 		if err != nil {
@@ -314,11 +315,11 @@ func (b *Bus) askPending(ctx context.Context, t *topicInfo, ptr *generation) (pe
 const nakAdvisory = "$JS.EVENT.ADVISORY.CONSUMER.MSG_NAKED."
 
 // refusals refuses the events behind the ack floor, and returns those that the server waited for.
-func (b *Bus) refusals(ctx context.Context, t *topicInfo, info *natsjs.ConsumerInfo) ([]uint64, error) {
+func (b *Bus) refusals(ctx context.Context, t *streams.Topic, info *natsjs.ConsumerInfo) ([]uint64, error) {
 	l := b.conn.Link()
 	// the server waits for no more; twice, as events may be refused again by others
 	advisories := make(chan *nats.Msg, 2*info.NumAckPending+1)
-	sub, err := l.NC.ChanSubscribe(nakAdvisory+t.stream.name+"."+info.Name, advisories)
+	sub, err := l.NC.ChanSubscribe(nakAdvisory+t.Stream.Name+"."+info.Name, advisories)
 	if err != nil {
 		return nil, err
 	}
@@ -326,7 +327,7 @@ func (b *Bus) refusals(ctx context.Context, t *topicInfo, info *natsjs.ConsumerI
 	if err := l.NC.FlushWithContext(ctx); err != nil {
 		return nil, err
 	}
-	prefix := "$JS.ACK." + t.stream.name + "." + info.Name + "."
+	prefix := "$JS.ACK." + t.Stream.Name + "." + info.Name + "."
 	if live := b.groups.liveGroup(t, info.Name); live != nil {
 		prefix = live.acksPrefix()
 	}
@@ -345,7 +346,7 @@ func (b *Bus) refusals(ctx context.Context, t *topicInfo, info *natsjs.ConsumerI
 		}
 		// A consumer works its acks off in order.
 		if _, err := l.Request(ctx, prefix+noEvent, progress); err != nil {
-			return nil, fmt.Errorf("jetstream: consumer %s of stream %s does not take refusals: %w", info.Name, t.stream.name, err)
+			return nil, fmt.Errorf("jetstream: consumer %s of stream %s does not take refusals: %w", info.Name, t.Stream.Name, err)
 		}
 	}
 	named := make(map[uint64]struct{}, info.NumAckPending)

@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
@@ -81,13 +82,13 @@ func (t Topic) Create(ctx context.Context) error { return t.CreateFor(ctx, "") }
 // CreateFor is Create for a client, for which a topic that is made counts (Limits.TopicsPerClient,
 // Limits.ClientTopics).
 func (t Topic) CreateFor(ctx context.Context, client string) error {
-	_, _, err := t.admin.streams.freshTopic(ctx, t.name, client)
+	_, _, err := t.admin.streams.FreshTopic(ctx, t.name, client)
 	return err
 }
 
 // Info returns the state of the topic.
 func (t Topic) Info(ctx context.Context) (*TopicInfo, error) {
-	at, state, err := t.admin.streams.freshExisting(ctx, t.name)
+	at, state, err := t.admin.streams.FreshExisting(ctx, t.name)
 	if err != nil {
 		return nil, err
 	}
@@ -103,22 +104,22 @@ func (c *core) unavailableOrNil(err error) error {
 	return c.conn.Unavailable(err)
 }
 
-func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState) (*TopicInfo, error) {
+func (t Topic) info(ctx context.Context, at *streams.Topic, state natsjs.StreamState) (*TopicInfo, error) {
 	a := t.admin
-	stream, err := a.conn.FindStream(ctx, at.stream.name)
+	stream, err := a.conn.FindStream(ctx, at.Stream.Name)
 	if err != nil {
 		return nil, err
 	}
 	rule, cfg := a.rules.Of(t.name), &stream.Config
 	info := &TopicInfo{
-		Topic: t.name, Stream: at.stream.name, Family: at.stream.family, Events: state.Msgs, Bytes: state.Bytes,
+		Topic: t.name, Stream: at.Stream.Name, Family: at.Stream.Family, Events: state.Msgs, Bytes: state.Bytes,
 		MaxAge: cfg.MaxAge, MaxBytes: max(cfg.MaxBytes, 0), MaxMsgs: max(cfg.MaxMsgs, 0), Rule: rule.Pattern, OnFull: topics.OnFullDrop,
 		Compacted: rule.Compaction, Replicas: cfg.Replicas, Needed: a.needed(t.name),
 	}
-	if k := a.streams.newKeeping(rule, cfg); k != nil {
-		info.OnFull, info.MaxAge, info.GroupAge = topics.OnFullReject, k.age, k.groupAge
+	if k := a.streams.NewKeeping(rule, cfg); k != nil {
+		info.OnFull, info.MaxAge, info.GroupAge = topics.OnFullReject, k.Age, k.GroupAge
 	}
-	if at.stream.family {
+	if at.Stream.Family {
 		if info.Events, err = a.count(ctx, at, state); err != nil {
 			return nil, err
 		}
@@ -136,18 +137,18 @@ func (t Topic) info(ctx context.Context, at *topicInfo, state natsjs.StreamState
 }
 
 // ends reads the oldest and the newest event of a topic.
-func (a *admin) ends(ctx context.Context, t *topicInfo) (first, last *event.Event, err error) {
-	m, err := a.leaderNext(ctx, t.stream.name, 1, time.Time{}, t.filters())
+func (a *admin) ends(ctx context.Context, t *streams.Topic) (first, last *event.Event, err error) {
+	m, err := a.leaderNext(ctx, t.Stream.Name, 1, time.Time{}, t.Filters())
 	if err != nil || m == nil {
 		return nil, nil, err
 	}
-	subjects := t.filters()
+	subjects := t.Filters()
 	if subjects == nil {
 		subjects = []string{">"}
 	}
 	newest := m
 	for _, subject := range subjects {
-		switch m, err := a.conn.LastBySubject(ctx, t.stream.name, subject); {
+		switch m, err := a.conn.LastBySubject(ctx, t.Stream.Name, subject); {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return nil, nil, err
@@ -155,13 +156,13 @@ func (a *admin) ends(ctx context.Context, t *topicInfo) (first, last *event.Even
 			newest = m
 		}
 	}
-	return t.event(m), t.event(newest), nil
+	return t.Event(m), t.Event(newest), nil
 }
 
 // topicGroups are the consumers of a topic that are groups, by the names of their groups. With
 // errMissing, it returns those that the server told of.
-func (a *admin) topicGroups(ctx context.Context, t *topicInfo) (map[string]*natsjs.ConsumerInfo, error) {
-	all, missing := a.consumers(ctx, t.stream.name)
+func (a *admin) topicGroups(ctx context.Context, t *streams.Topic) (map[string]*natsjs.ConsumerInfo, error) {
+	all, missing := a.consumers(ctx, t.Stream.Name)
 	if missing != nil && !errors.Is(missing, errMissing) {
 		return nil, missing
 	}
@@ -169,9 +170,9 @@ func (a *admin) topicGroups(ctx context.Context, t *topicInfo) (map[string]*nats
 	for _, c := range all {
 		topic, group := c.Config.Metadata[metaTopic], c.Config.Metadata[metaGroup]
 		switch {
-		case group != "" && topic == t.name:
+		case group != "" && topic == t.Name:
 			groups[group] = c
-		case group == "" && !t.stream.family && c.Config.Durable != "" && c.Config.AckPolicy == natsjs.AckExplicitPolicy && c.Config.DeliverSubject == "":
+		case group == "" && !t.Stream.Family && c.Config.Durable != "" && c.Config.AckPolicy == natsjs.AckExplicitPolicy && c.Config.DeliverSubject == "":
 			groups[c.Name] = c // made by a native client
 		}
 	}
@@ -179,16 +180,16 @@ func (a *admin) topicGroups(ctx context.Context, t *topicInfo) (map[string]*nats
 }
 
 // lossesOf reads what groups have lost.
-func (a *admin) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*natsjs.ConsumerInfo) ([]GroupLoss, error) {
+func (a *admin) lossesOf(ctx context.Context, t *streams.Topic, groups map[string]*natsjs.ConsumerInfo) ([]GroupLoss, error) {
 	bySubject := make(map[string]string, len(groups))
 	for group := range groups {
 		bySubject[lossSubject(t, group)] = group
 	}
 	var lost []GroupLoss
-	_, err := a.reads.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.stream.name + ".>"}, func(m *conn.StoredMsg) error {
+	_, err := a.reads.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.Stream.Name + ".>"}, func(m *conn.StoredMsg) error {
 		group, known := bySubject[m.Subject]
 		book := lossBook{}
-		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.stream.created) {
+		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.Stream.Created) {
 			lost = append(lost, GroupLoss{Group: group, Events: book.Lost, At: time.UnixMilli(book.AtMS)})
 		}
 		return nil
@@ -206,15 +207,15 @@ func (a *admin) lossesOf(ctx context.Context, t *topicInfo, groups map[string]*n
 }
 
 // count counts the stored events of a topic, at the leader of its stream.
-func (a *admin) count(ctx context.Context, t *topicInfo, state natsjs.StreamState) (n uint64, err error) {
-	if !t.stream.family {
+func (a *admin) count(ctx context.Context, t *streams.Topic, state natsjs.StreamState) (n uint64, err error) {
+	if !t.Stream.Family {
 		return state.Msgs, nil
 	}
-	s, err := a.conn.JS.Stream(ctx, t.stream.name)
+	s, err := a.conn.JS.Stream(ctx, t.Stream.Name)
 	if err != nil {
 		return 0, err
 	}
-	for _, subject := range t.filters() {
+	for _, subject := range t.Filters() {
 		info, err := s.Info(ctx, natsjs.WithSubjectFilter(subject))
 		if err != nil {
 			return 0, err
@@ -228,7 +229,7 @@ func (a *admin) count(ctx context.Context, t *topicInfo, state natsjs.StreamStat
 
 // needed says what the hub itself uses a topic for, or returns "".
 func (a *admin) needed(topic string) string {
-	if isDead(topic) {
+	if streams.IsDead(topic) {
 		return "it holds dead letters"
 	}
 	for _, r := range a.rules {
@@ -279,7 +280,7 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 	if n := btoi(opts.All) + btoi(!opts.Before.IsZero()) + btoi(opts.Through != ""); n != 1 {
 		return Purged{}, event.BadOptions("a purge removes all events, those before a time, or those up to an id: give one of the three")
 	}
-	at, state, err := a.streams.freshExisting(ctx, t.name)
+	at, state, err := a.streams.FreshExisting(ctx, t.name)
 	if err != nil {
 		return Purged{}, err
 	}
@@ -295,7 +296,7 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 		switch {
 		case !ok:
 			return Purged{}, event.BadOptions("bound is not that of a dry run: leave it out")
-		case bound.Stream != at.stream.name || bound.Created != at.stream.created.UnixNano():
+		case bound.Stream != at.Stream.Name || bound.Created != at.Stream.Created.UnixNano():
 			return Purged{}, errChanged
 		}
 		before = min(before, bound.Next)
@@ -309,7 +310,7 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 		if err != nil {
 			return Purged{}, a.conn.Unavailable(err)
 		}
-		bound := streamCursor{Stream: at.stream.name, Created: at.stream.created.UnixNano(), Next: before}
+		bound := streamCursor{Stream: at.Stream.Name, Created: at.Stream.Created.UnixNano(), Next: before}
 		return Purged{Removed: all - min(all, left), Left: left, Bound: bound.String()}, nil
 	}
 	if before <= state.FirstSeq {
@@ -336,7 +337,7 @@ func needs(topic, why string) error {
 }
 
 // purgeEnd is the first sequence that stays.
-func (t Topic) purgeEnd(ctx context.Context, at *topicInfo, state natsjs.StreamState, opts *PurgeOptions) (uint64, error) {
+func (t Topic) purgeEnd(ctx context.Context, at *streams.Topic, state natsjs.StreamState, opts *PurgeOptions) (uint64, error) {
 	switch {
 	case opts.All:
 		return state.LastSeq + 1, nil
@@ -344,16 +345,16 @@ func (t Topic) purgeEnd(ctx context.Context, at *topicInfo, state natsjs.StreamS
 		seq, err := t.admin.reads.ids.find(ctx, at, opts.Through, state, "")
 		return min(seq, state.LastSeq) + 1, err
 	default:
-		return t.admin.reads.firstSince(ctx, at, farthest(opts.Before), state.LastSeq+1)
+		return t.admin.reads.firstSince(ctx, at, streams.Farthest(opts.Before), state.LastSeq+1)
 	}
 }
 
 // purgeTopic removes the events of a topic before a sequence. In a stream of its own, the purge is
 // noted first: what is purged is not lost.
-func (a *admin) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (removed uint64, err error) {
-	if t.stream.family {
-		for _, subject := range t.filters() {
-			n, err := a.purgeFiltered(ctx, t.stream.name, subject, before)
+func (a *admin) purgeTopic(ctx context.Context, t *streams.Topic, before uint64) (removed uint64, err error) {
+	if t.Stream.Family {
+		for _, subject := range t.Filters() {
+			n, err := a.purgeFiltered(ctx, t.Stream.Name, subject, before)
 			if err != nil {
 				return removed, err
 			}
@@ -363,14 +364,14 @@ func (a *admin) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (re
 	}
 	for {
 		var book purgeBook
-		rev, err := a.records.book(ctx, purgeSubject(t.stream.name), &book)
+		rev, err := a.records.book(ctx, purgeSubject(t.Stream.Name), &book)
 		if err != nil {
 			return 0, err
 		}
-		if !book.Stream.Equal(t.stream.created) {
-			book = purgeBook{Stream: t.stream.created}
+		if !book.Stream.Equal(t.Stream.Created) {
+			book = purgeBook{Stream: t.Stream.Created}
 		}
-		info, err := a.conn.FindStream(ctx, t.stream.name)
+		info, err := a.conn.FindStream(ctx, t.Stream.Name)
 		if err != nil {
 			return 0, err
 		}
@@ -378,14 +379,14 @@ func (a *admin) purgeTopic(ctx context.Context, t *topicInfo, before uint64) (re
 			book.Purges = book.Purges[len(book.Purges)-maxPurges+1:]
 		}
 		book.Purges = append(book.Purges, purged{From: info.State.FirstSeq, To: before})
-		err = a.records.putBook(ctx, purgeSubject(t.stream.name), &book, rev)
+		err = a.records.putBook(ctx, purgeSubject(t.Stream.Name), &book, rev)
 		if errors.Is(err, errGroupMoved) && a.conn.Pause(ctx, bookAgain) == nil {
 			continue
 		}
 		if err != nil {
 			return 0, err
 		}
-		return a.purgeFiltered(ctx, t.stream.name, "", before)
+		return a.purgeFiltered(ctx, t.Stream.Name, "", before)
 	}
 }
 
@@ -402,7 +403,7 @@ type DeleteOptions struct {
 // be sure.
 func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	a := t.admin
-	at, _, err := a.streams.freshExisting(ctx, t.name)
+	at, _, err := a.streams.FreshExisting(ctx, t.name)
 	if errors.Is(err, event.ErrNotFound) { // a deletion that was cut off may be repeated
 		finished, err := a.finishDeletion(ctx, a.rules.Of(t.name).StreamName(t.name))
 		if err == nil && !finished {
@@ -416,7 +417,7 @@ func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	if why := a.needed(t.name); why != "" && !opts.Needed {
 		return needs(t.name, why)
 	}
-	if at.stream.family {
+	if at.Stream.Family {
 		err = t.deleteFromFamily(ctx, at)
 	} else {
 		err = t.deleteStream(ctx, at)
@@ -424,12 +425,12 @@ func (t Topic) Delete(ctx context.Context, opts DeleteOptions) error {
 	if err != nil {
 		return a.conn.Unavailable(err)
 	}
-	a.log.InfoContext(ctx, "topic deleted", slog.String("topic", t.name), slog.String("stream", at.stream.name))
+	a.log.InfoContext(ctx, "topic deleted", slog.String("topic", t.name), slog.String("stream", at.Stream.Name))
 	return nil
 }
 
 // deleteFromFamily removes a topic from a stream that holds others.
-func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
+func (t Topic) deleteFromFamily(ctx context.Context, at *streams.Topic) error {
 	groups, err := t.admin.topicGroups(ctx, at)
 	if err != nil {
 		return err
@@ -439,8 +440,8 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 			return err
 		}
 	}
-	for _, subject := range at.filters() {
-		if _, err := t.admin.purgeFiltered(ctx, at.stream.name, subject, 0); err != nil {
+	for _, subject := range at.Filters() {
+		if _, err := t.admin.purgeFiltered(ctx, at.Stream.Name, subject, 0); err != nil {
 			return err
 		}
 	}
@@ -451,17 +452,17 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *topicInfo) error {
 // consumer gone look for it. It comes once more when the stream is gone, so that no hub knows the
 // stream any more. Until the mark says that nothing is left, whoever creates the topic again first
 // finishes the deletion.
-func (t Topic) deleteStream(ctx context.Context, at *topicInfo) error {
-	admin, name := t.admin, at.stream.name
-	rev, err := admin.records.generations.markDeleted(ctx, at.stream, t.name, 0)
+func (t Topic) deleteStream(ctx context.Context, at *streams.Topic) error {
+	admin, name := t.admin, at.Stream.Name
+	rev, err := admin.records.generations.markDeleted(ctx, at.Stream, t.name, 0)
 	if err != nil {
 		return err
 	}
 	if err := admin.conn.JS.DeleteStream(ctx, name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return err
 	}
-	admin.streams.forget(at.stream)
-	if _, err := admin.records.generations.markDeleted(ctx, at.stream, t.name, rev); errors.Is(err, errGroupMoved) {
+	admin.streams.Forget(at.Stream)
+	if _, err := admin.records.generations.markDeleted(ctx, at.Stream, t.name, rev); errors.Is(err, errGroupMoved) {
 		mark, err := admin.records.generations.deletion(ctx, name)
 		if err == nil && !mark.Deleted {
 			err = fmt.Errorf("jetstream: the mark that stream %s was deleted is gone", name)
@@ -565,12 +566,12 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 		if now.revision != mark.revision {
 			continue
 		}
-		bucket := newBucket(mark.Unfinished).stream
+		bucket := streams.NewBucket(mark.Unfinished).Stream
 		switch info, err := a.conn.FindStream(ctx, bucket); {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:
 			return false, err
-		case info.Config.Metadata[bucketTopic] == mark.Unfinished: // else it is somebody's own
+		case info.Config.Metadata[streams.BucketTopic] == mark.Unfinished: // else: somebody's own
 			if err := a.conn.JS.DeleteStream(ctx, bucket); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
 				return false, err
 			}

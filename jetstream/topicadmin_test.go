@@ -159,11 +159,11 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "kept", []byte("1"), PublishOptions{Key: "k"}); err != nil {
 		t.Fatal(err)
 	}
-	was, err := b.streams.existing(t.Context(), "kept")
+	was, err := b.streams.Existing(t.Context(), "kept")
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream := was.stream.name
+	stream := was.Stream.Name
 	reply, err := proxy.nc.Request("$JS.API.STREAM.INFO."+stream, nil, wait)
 	if err != nil {
 		t.Fatal(err)
@@ -188,10 +188,10 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 	if stale.Load() == 0 {
 		t.Error("the deletion did not ask for the stream")
 	}
-	if mark, err := b.records.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.stream.created) || mark.Unfinished != "" {
+	if mark, err := b.records.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.Stream.Created) || mark.Unfinished != "" {
 		t.Errorf("the mark of the deletion is %+v, %v", mark, err)
 	}
-	if _, err := b.conn.FindStream(t.Context(), was.bucket.stream); !errors.Is(err, event.ErrNotFound) {
+	if _, err := b.conn.FindStream(t.Context(), was.Bucket.Stream); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("the bucket is still there: %v", err)
 	}
 }
@@ -212,11 +212,11 @@ func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
 		}
 		return nil
 	})
-	at, err := b.streams.existing(t.Context(), "orders")
+	at, err := b.streams.Existing(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.records.generations.markDeleted(t.Context(), at.stream, "orders", 0); err != nil {
+	if _, err := b.records.generations.markDeleted(t.Context(), at.Stream, "orders", 0); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the member ends", func() bool { return len(ended) == 1 })
@@ -228,11 +228,11 @@ func TestTheSweepTakesBackMarks(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "orders", "1")
-	at, err := b.streams.existing(t.Context(), "orders")
+	at, err := b.streams.Existing(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
 	}
-	rev, err := b.records.generations.markDeleted(t.Context(), at.stream, "orders", 0)
+	rev, err := b.records.generations.markDeleted(t.Context(), at.Stream, "orders", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,13 +244,13 @@ func TestTheSweepTakesBackMarks(t *testing.T) {
 	if err := errors.Join(b.admin.takeBack(t.Context(), "orders", rev-1), b.records.generations.sweep(t.Context(), time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, err := b.records.generations.deleted(t.Context(), at.stream); err != nil || !deleted {
+	if deleted, err := b.records.generations.deleted(t.Context(), at.Stream); err != nil || !deleted {
 		t.Errorf("a young mark is gone: %v", err)
 	}
 	if err := b.records.generations.sweep(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, err := b.records.generations.deleted(t.Context(), at.stream); err != nil || deleted {
+	if deleted, err := b.records.generations.deleted(t.Context(), at.Stream); err != nil || deleted {
 		t.Errorf("the stream is marked as deleted: %t, %v", deleted, err)
 	}
 	if got := topicState(t, b, "orders").Events; got != 1 {

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 )
 
 // A move of a group and the removal of settled events from a topic that rejects take turns: else a
@@ -95,8 +96,8 @@ func (t *turn) first(ctx context.Context, other turnKind) (bool, error) {
 
 // turnOfMove begins the turn of a move on a topic that rejects, and waits for removals that began
 // before.
-func (r *records) turnOfMove(ctx context.Context, t *topicInfo) (*turn, error) {
-	mine, err := r.takeTurn(ctx, moves, t.stream.name)
+func (r *records) turnOfMove(ctx context.Context, t *streams.Topic) (*turn, error) {
+	mine, err := r.takeTurn(ctx, moves, t.Stream.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -114,7 +114,7 @@ func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "early", "1", "2")
-	topic, _, err := b.streams.freshExisting(t.Context(), "early")
+	topic, _, err := b.streams.FreshExisting(t.Context(), "early")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
 	publish(t, b, "t", "unsettled")
 	<-time.After(time.Second) // the time under test
 	g := k.sub.members[0].group
-	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.Stream.Name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	<-time.After(500 * time.Millisecond) // the time under test
@@ -104,7 +104,7 @@ func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 	<-arrived
 	other := take(t, b, "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second})
 	g := k.sub.members[0].group
-	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.stream.name, g.consumer); err != nil {
+	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.Stream.Name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(10 * time.Second)

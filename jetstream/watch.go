@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
@@ -52,7 +53,7 @@ func (k Keys) Watch(ctx context.Context, keys []string, f func(*event.Event) err
 type watch struct {
 	reads *reads
 	name  string
-	topic *topicInfo
+	topic *streams.Topic
 	keys  []string
 	f     func(*event.Event) error
 
@@ -67,7 +68,7 @@ type watch struct {
 
 	// ident and seq say what the newest event was that was handed on: what is older than that, and
 	// of the same stream, was handed on already. Only a repair brings such entries.
-	origin
+	streams.Origin
 	// hidden are the keys whose entry was a foreign one, with the newest event of them that was
 	// seen since: a repair brings their events back, which are older than others.
 	hidden map[string]uint64
@@ -79,10 +80,10 @@ func (w *watch) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if made := w.topic.stream.created; !made.Equal(w.source) {
+	if made := w.topic.Stream.Created; !made.Equal(w.source) {
 		// what was handed on is of another, whose entries do not say so
-		if w.source = made; w.ident == "" {
-			w.origin = origin{}
+		if w.source = made; w.Ident == "" {
+			w.Origin = streams.Origin{}
 		}
 	}
 	w.single = info.Config.MaxMsgsPerSubject == 1 && info.Config.Replicas == 1
@@ -104,14 +105,14 @@ func (w *watch) follow(ctx context.Context) error {
 			return err
 		}
 	}
-	feed, _, err := w.reads.conn.OpenFeed(ctx, w.topic.bucket.stream, natsjs.ConsumerConfig{
+	feed, _, err := w.reads.conn.OpenFeed(ctx, w.topic.Bucket.Stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: w.bucketSeq + 1, FilterSubjects: w.subjects(),
 	})
 	if err != nil {
 		return err
 	}
 	defer feed.Close(ctx)
-	if info, err = w.reads.conn.FindStream(ctx, w.topic.bucket.stream); err != nil {
+	if info, err = w.reads.conn.FindStream(ctx, w.topic.Bucket.Stream); err != nil {
 		return err
 	}
 	if !native.StreamMade(info).Equal(w.created) {
@@ -130,7 +131,7 @@ func (w *watch) follow(ctx context.Context) error {
 
 // readPresent hands on what is there, and says so.
 func (w *watch) readPresent(ctx context.Context) error {
-	next, err := w.reads.readAll(ctx, w.topic.bucket.stream, w.created, w.bucketSeq+1, w.subjects(), func(m *conn.StoredMsg) error { return w.take(ctx, m) })
+	next, err := w.reads.readAll(ctx, w.topic.Bucket.Stream, w.created, w.bucketSeq+1, w.subjects(), func(m *conn.StoredMsg) error { return w.take(ctx, m) })
 	if err != nil {
 		return err
 	}
@@ -142,16 +143,16 @@ func (w *watch) readPresent(ctx context.Context) error {
 // find makes what is missing, and returns the bucket's stream.
 func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 	for range 3 {
-		if w.topic, err = w.reads.streams.topic(ctx, w.name, ""); err != nil {
+		if w.topic, err = w.reads.streams.Topic(ctx, w.name, ""); err != nil {
 			return nil, err
 		}
-		if w.topic.bucket == nil {
+		if w.topic.Bucket == nil {
 			return nil, notCompacted(w.name)
 		}
-		if info, err = w.reads.conn.FindStream(ctx, w.topic.bucket.stream); !errors.Is(err, event.ErrNotFound) {
+		if info, err = w.reads.conn.FindStream(ctx, w.topic.Bucket.Stream); !errors.Is(err, event.ErrNotFound) {
 			break
 		}
-		w.reads.streams.forgetBucket(w.topic)
+		w.reads.streams.ForgetBucket(w.topic)
 	}
 	return info, err
 }
@@ -160,7 +161,7 @@ func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 func (w *watch) subjects() []string {
 	var subjects []string
 	for _, key := range w.keys {
-		subjects = append(subjects, w.topic.bucket.subject(key))
+		subjects = append(subjects, w.topic.Bucket.Subject(key))
 	}
 	return subjects
 }
@@ -168,16 +169,16 @@ func (w *watch) subjects() []string {
 // take hands an entry on unless it is older than what was.
 func (w *watch) take(ctx context.Context, m *conn.StoredMsg) error {
 	w.bucketSeq = m.Seq
-	e, at, ok := w.topic.entry(m)
+	e, at, ok := w.topic.Entry(m)
 	if !ok {
 		return w.hide(m)
 	}
-	old := at.seq <= w.seq && (at.ident == w.ident || at.ident == "" || w.ident == "")
+	old := at.Seq <= w.Seq && (at.Ident == w.Ident || at.Ident == "" || w.Ident == "")
 	if seq, hidden := w.hidden[e.Key]; hidden {
-		if old && at.seq <= seq {
+		if old && at.Seq <= seq {
 			return nil
 		}
-		if w.hidden[e.Key] = at.seq; !old {
+		if w.hidden[e.Key] = at.Seq; !old {
 			delete(w.hidden, e.Key)
 		}
 	} else if old && w.told {
@@ -193,7 +194,7 @@ func (w *watch) take(ctx context.Context, m *conn.StoredMsg) error {
 		}
 	}
 	if !old {
-		w.origin = at
+		w.Origin = at
 	}
 	if e.Tombstone && !w.told && w.single && m.Seq <= w.present {
 		return nil
@@ -203,10 +204,10 @@ func (w *watch) take(ctx context.Context, m *conn.StoredMsg) error {
 
 // hide remembers a key whose entry a native client wrote.
 func (w *watch) hide(m *conn.StoredMsg) error {
-	if len(m.Subject) <= len(w.topic.bucket.prefix) {
+	if len(m.Subject) <= len(w.topic.Bucket.Prefix) {
 		return nil
 	}
-	key := tokenKey(m.Subject[len(w.topic.bucket.prefix):])
+	key := tokenKey(m.Subject[len(w.topic.Bucket.Prefix):])
 	if _, known := w.hidden[key]; known {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package jetstream
+package streams
 
 import (
 	"context"
@@ -16,82 +16,84 @@ import (
 
 // Times of following a bucket.
 const (
-	// followCheck is the interval at which a hub compares what it has seen with the bucket. A watch
+	// FollowCheck is the interval at which a hub compares what it has seen with the bucket. A watch
 	// whose server is gone learns of that much later.
-	followCheck = 2 * time.Second
+	FollowCheck = 2 * time.Second
 	// followRetry is the delay before a failed watch is repeated.
 	followRetry = 500 * time.Millisecond
 )
 
-// A sharedBucket is a KV bucket that all hubs of a NATS share and follow. It takes no more than max
+// SharedBucket is a KV bucket that all hubs of a NATS share and follow. It takes no more than Max
 // entries, so that a hub never has to drop one.
-type sharedBucket struct {
-	conn        *conn.Pool
-	often       *pacedlog.Log
-	replicas    int
-	memory      bool // it is kept in memory
-	name        string
-	description string // of the stream, and in logs: "revoked tokens"
-	max         int64  // entries
+type SharedBucket struct {
+	Conn        *conn.Pool
+	Often       *pacedlog.Log
+	Replicas    int
+	Memory      bool // it is kept in memory
+	Name        string
+	Description string // of the stream, and in logs: "revoked tokens"
+	Max         int64  // entries
 	maxBytes    int64  // 0: no bound
-	maxEntry    int32  // bytes; 0: no bound
-	// fixed entries are never changed or removed. Others are removed at the end of their life.
-	fixed bool
+	MaxEntry    int32  // bytes; 0: no bound
+	// Fixed entries are never changed or removed. Others are removed at the end of their life.
+	Fixed bool
 }
 
-// open opens the bucket, and makes it if it is not there.
-func (s sharedBucket) open(ctx context.Context) (natsjs.KeyValue, error) {
+// Open opens the bucket, and makes it if it is not there.
+func (s SharedBucket) Open(ctx context.Context) (natsjs.KeyValue, error) {
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
-	kv, err := s.conn.JS.KeyValue(ctx, s.name)
+	kv, err := s.Conn.JS.KeyValue(ctx, s.Name)
 	if errors.Is(err, natsjs.ErrBucketNotFound) {
-		if _, err = s.conn.JS.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-			kv, err = s.conn.JS.KeyValue(ctx, s.name)
+		if _, err = s.Conn.JS.CreateStream(ctx, s.config()); err == nil || errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
+			kv, err = s.Conn.JS.KeyValue(ctx, s.Name)
 		}
 	}
 	if err != nil {
-		return nil, s.conn.Unavailable(fmt.Errorf("jetstream: bucket %s: %w: is this user allowed to make KV buckets?", s.name, err))
+		return nil, s.Conn.Unavailable(fmt.Errorf("jetstream: bucket %s: %w: is this user allowed to make KV buckets?", s.Name, err))
 	}
 	return kv, nil
 }
 
 // config is the stream of the bucket. nats.go makes no bucket that bounds the number of its
 // entries.
-func (s sharedBucket) config() natsjs.StreamConfig {
+func (s SharedBucket) config() natsjs.StreamConfig {
 	cfg := natsjs.StreamConfig{
-		Name: s.stream(), Description: "eventhub: " + s.description, Subjects: []string{s.subject(">")},
-		MaxMsgsPerSubject: 1, MaxMsgs: s.max, MaxBytes: -1, MaxMsgSize: -1, Discard: natsjs.DiscardNew, MaxConsumers: -1,
-		AllowRollup: !s.fixed, DenyDelete: true, DenyPurge: s.fixed, AllowDirect: true, AllowMsgTTL: !s.fixed, DiscardNewPerSubject: s.fixed,
-		Replicas: s.replicas,
+		Name: s.Stream(), Description: "eventhub: " + s.Description, Subjects: []string{s.Subject(">")},
+		MaxMsgsPerSubject: 1, MaxMsgs: s.Max, MaxBytes: -1, MaxMsgSize: -1, Discard: natsjs.DiscardNew, MaxConsumers: -1,
+		AllowRollup: !s.Fixed, DenyDelete: true, DenyPurge: s.Fixed, AllowDirect: true, AllowMsgTTL: !s.Fixed, DiscardNewPerSubject: s.Fixed,
+		Replicas: s.Replicas,
 	}
 	if s.maxBytes > 0 {
 		cfg.MaxBytes = s.maxBytes
 	}
-	if s.maxEntry > 0 {
-		cfg.MaxMsgSize = s.maxEntry
+	if s.MaxEntry > 0 {
+		cfg.MaxMsgSize = s.MaxEntry
 	}
-	if s.memory {
+	if s.Memory {
 		cfg.Storage = natsjs.MemoryStorage
 	}
 	return cfg
 }
 
-func (s sharedBucket) stream() string { return "KV_" + s.name }
+// Stream returns the name of the stream of the bucket.
+func (s SharedBucket) Stream() string { return "KV_" + s.Name }
 
-func (s sharedBucket) subject(key string) string { return "$KV." + s.name + "." + key }
+// Subject returns the subject of a key.
+func (s SharedBucket) Subject(key string) string { return "$KV." + s.Name + "." + key }
 
-// follow calls each with every entry, and then with each new one, until ctx ends. The value is nil
+// Follow calls each with every entry, and then with each new one, until ctx ends. The value is nil
 // if the key was deleted; each is not told when an entry has reached the end of its life. loaded is
 // called whenever all entries that were there have been given. While NATS cannot be reached, follow
 // tries again, and afterwards gives all entries anew. The functions are called by one goroutine at
 // a time.
-func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key string, value []byte)) {
+func (s SharedBucket) Follow(ctx context.Context, loaded func(), each func(key string, value []byte)) {
 	for ctx.Err() == nil {
 		err := s.watch(ctx, loaded, each)
 		if err == nil || ctx.Err() != nil {
 			continue // connected again, or over
 		}
-		s.often.Log(ctx, slog.LevelWarn, "cannot watch a bucket of all hubs; keeping what is known and retrying", s.description, slog.String("of", s.description), slog.Any("error", err))
+		s.Often.Log(ctx, slog.LevelWarn, "cannot watch a bucket of all hubs; keeping what is known and retrying", s.Description, slog.String("of", s.Description), slog.Any("error", err))
 		select {
 		case <-ctx.Done():
 		case <-time.After(followRetry):
@@ -101,11 +103,11 @@ func (s sharedBucket) follow(ctx context.Context, loaded func(), each func(key s
 
 // watch returns nil when the connection was created again: what the server sent meanwhile is
 // unknown.
-func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string, []byte)) error {
-	nc := s.conn.JS.Conn()
+func (s SharedBucket) watch(ctx context.Context, loaded func(), each func(string, []byte)) error {
+	nc := s.Conn.JS.Conn()
 	connected := nc.StatusChanged(nats.CONNECTED)
 	defer nc.RemoveStatusListener(connected)
-	kv, err := s.open(ctx)
+	kv, err := s.Open(ctx)
 	if err != nil {
 		return err
 	}
@@ -122,7 +124,7 @@ func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string
 		return err
 	}
 	defer func() { _ = w.Stop() }()
-	tick := time.NewTicker(followCheck)
+	tick := time.NewTicker(FollowCheck)
 	defer tick.Stop()
 	behind := false
 	for {
@@ -160,10 +162,10 @@ func (s sharedBucket) watch(ctx context.Context, loaded func(), each func(string
 }
 
 // last returns the revision of the newest entry of the bucket, also of one that has ended.
-func (s sharedBucket) last(ctx context.Context) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, followCheck)
+func (s SharedBucket) last(ctx context.Context) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, FollowCheck)
 	defer cancel()
-	info, err := s.conn.FindStream(ctx, s.stream())
+	info, err := s.Conn.FindStream(ctx, s.Stream())
 	if err != nil {
 		return 0, err
 	}

@@ -1,4 +1,4 @@
-package jetstream
+package streams
 
 import (
 	"hash/maphash"
@@ -13,8 +13,8 @@ import (
 // confirmed in any order; a gap that stays is an event of somebody else.
 const maxAhead = 1024
 
-// maxRecent is how many events a recentIDs covers, and how many a search for an id reads.
-const maxRecent = 100_000
+// MaxRecent is how many events a recentIDs covers, and how many a search for an id reads.
+const MaxRecent = 100_000
 
 // recentIDs are the ids that this hub has published to the stream of one topic, as far back as no
 // event of anybody else lies between them. A search for one of them reads no events. It keeps ids
@@ -35,22 +35,22 @@ type recentIDs struct {
 // recentCount counts and bounds the ids in the recentIDs of all streams.
 type recentCount struct {
 	seed  maphash.Seed
-	ids   atomic.Int64
+	IDs   atomic.Int64
 	limit int64 // Limits.IDsKnown
 	obs   event.Observer
 }
 
-func newRecentCount(c *streamsConfig) *recentCount {
-	return &recentCount{seed: maphash.MakeSeed(), limit: int64(c.limits.IDsKnown), obs: c.obs}
+func newRecentCount(c *Config) *recentCount {
+	return &recentCount{seed: maphash.MakeSeed(), limit: int64(c.Limits.IDsKnown), obs: c.Obs}
 }
 
 // isKept reports whether an id is kept: whether it has not even the form of a UUIDv7.
 func isKept(id string) bool { return len(id) != 36 || id[14] != '7' }
 
-// published notes an event that the stream has confirmed.
-func (s *stream) published(seq uint64, id string) {
-	if !s.family {
-		s.recent.published(seq, id)
+// Published notes an event that the stream has confirmed.
+func (s *Stream) Published(seq uint64, id string) {
+	if !s.Family {
+		s.Recent.published(seq, id)
 	}
 }
 
@@ -98,41 +98,41 @@ func (r *recentIDs) hash(id string) uint64 { return maphash.String(r.count.seed,
 
 // restart forgets all before a sequence. r.mu is held.
 func (r *recentIDs) restart(first uint64) {
-	r.count.ids.Add(int64(-len(r.seqs)))
+	r.count.IDs.Add(int64(-len(r.seqs)))
 	r.from, r.to, r.hashes, r.seqs = first, first-1, nil, nil
 }
 
 // extend adds the next sequence. r.mu is held.
 func (r *recentIDs) extend(hash uint64) {
 	r.to++
-	if r.to-r.from >= maxRecent {
-		r.from = r.to - maxRecent + 1
+	if r.to-r.from >= MaxRecent {
+		r.from = r.to - MaxRecent + 1
 	}
 	if len(r.seqs) > 0 && r.seqs[0] < r.from {
 		r.hashes, r.seqs = r.hashes[1:], r.seqs[1:]
-		r.count.ids.Add(-1)
+		r.count.IDs.Add(-1)
 	}
 	if hash == 0 {
 		return
 	}
 	r.hashes, r.seqs = append(r.hashes, hash), append(r.seqs, r.to)
-	if r.count.ids.Add(1) > r.count.limit {
+	if r.count.IDs.Add(1) > r.count.limit {
 		r.count.obs.LimitReached("ids_known")
 		r.restart(r.to + 1)
 	}
 }
 
-// drop forgets what a stream holds that is not used any more.
-func (r *recentIDs) drop() {
+// Drop forgets what a stream holds that is not used any more.
+func (r *recentIDs) Drop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.restart(1)
 	r.ahead, r.gone = nil, true
 }
 
-// among returns which part of from..to is known, and the sequences there that may have the id. The
+// Among returns which part of from..to is known, and the sequences there that may have the id. The
 // part is empty, with first above last, when nothing is known.
-func (r *recentIDs) among(id string, from, to uint64) (first, last uint64, seqs []uint64) {
+func (r *recentIDs) Among(id string, from, to uint64) (first, last uint64, seqs []uint64) {
 	r.mu.Lock()
 	first, last = max(from, r.from), min(to, r.to)
 	hashes, all := r.hashes, r.seqs
