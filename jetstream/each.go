@@ -91,14 +91,13 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 }
 
 // readAll calls f for every message, from a sequence on, of a stream that keeps one a subject,
-// until it has caught up with those who write; of given subjects only, if there are any (maxDirect
-// at most). What replaces a message lies behind all others: so no subject is left out, however
-// often it is written meanwhile, and f may get one twice, the newer one later. It returns the
-// sequence behind which everything is new. It fails when the stream is not the one that was made at
-// a moment (zero: whichever there is), or is created again meanwhile.
-//
-// It has caught up when one direct get has reached the end of a replica that has all that the
-// leader had when it was asked before: what was passed earlier and is not replaced was there then.
+// until it has caught up with those who write; of given subjects only, if there are any (at most
+// conn.MaxDirect). What replaces a message lies behind all others: so no subject is left out,
+// however often it is written meanwhile, and f may get one twice, the newer one later. It returns
+// the sequence behind which everything is new. It fails when the stream is not the one that was
+// made at a moment (zero: whichever there is), or is created again meanwhile.  It has caught up
+// when one direct get has reached the end of a replica that has all that the leader had when it
+// was asked before: what was passed earlier and is not replaced was there then.
 func (r *reads) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*conn.StoredMsg) error) (uint64, error) {
 	all := allRead{core: r.core, stream: stream, created: created, subjects: subjects, f: f, from: from}
 	return all.run(ctx)
@@ -146,7 +145,7 @@ type allRead struct {
 	created time.Time
 	little  bool // what is left is little enough for direct gets
 	few     bool // it always is, and each message comes once: those with such a header do not
-	batch   int  // messages of a direct get; 0: maxDirect
+	batch   int  // messages of a direct get; 0: conn.MaxDirect
 }
 
 // round reads on, and reports whether it has caught up.

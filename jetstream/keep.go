@@ -179,7 +179,7 @@ func (a *admin) keep(ctx context.Context, t *streams.Topic) error {
 	return nil
 }
 
-// tooMuch is how many of the oldest messages are to go, so that keepLow of keepOf are left.
+// tooMuch is how many of the oldest messages are to go, so that keepLow of streams.KeepOf are left.
 func tooMuch(state *natsjs.StreamState, cfg *natsjs.StreamConfig) (n uint64) {
 	if bound := uint64(max(cfg.MaxMsgs, 0)); bound > 0 && state.Msgs > bound/streams.KeepOf*keepHigh+bound%streams.KeepOf*keepHigh/streams.KeepOf {
 		n = state.Msgs - bound/streams.KeepOf*keepLow - bound%streams.KeepOf*keepLow/streams.KeepOf

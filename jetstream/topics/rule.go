@@ -170,7 +170,7 @@ func (rules Rules) Of(topic string) *Rule {
 			return &rules[i]
 		}
 	}
-	return &rules[len(rules)-1]
+	return &rules[len(rules)-1] // ** is always last
 }
 
 // Snapshots returns the rules in force that request snapshots. Each is for one topic, and its Every

@@ -116,9 +116,9 @@ func (p *Pool) Write(ctx context.Context, stream string, msg *nats.Msg) (pubAck,
 	}
 }
 
-// WhenUp asks NATS something, and asks again, for up to openWait, while an error passes by itself.
-// A cluster that starts together with the hub has no leader for a while, and a leader that was just
-// elected knows of too few servers.
+// WhenUp asks NATS something, and asks again, for up to Config.OpenWait, while an error passes by
+// itself. A cluster that starts together with the hub has no leader for a while, and a leader that
+// was just elected knows of too few servers.
 func WhenUp[T any](ctx context.Context, p *Pool, ask func() (T, error)) (T, error) {
 	waiting, cancel := context.WithTimeout(ctx, p.cfg.OpenWait)
 	defer cancel()

@@ -55,7 +55,7 @@ func (l *lifecycle) Start(f func()) bool {
 	return true
 }
 
-// Apart is start for what has to run in any case. When endLife was called, f has to end soon, and
+// Apart is Start for what has to run in any case. When endLife was called, f has to end soon, and
 // whoever needs its end waits elsewhere, as Publisher.Flush does.
 func (l *lifecycle) Apart(f func()) {
 	if !l.Start(f) {

@@ -145,13 +145,13 @@ func (l *Link) NewIDAt(at time.Time) (string, error) {
 	return u.String(), err
 }
 
-// Ask sends a message whose reply goes to who, unless ask returns an error. It waits for
+// Ask sends a message whose reply goes to who, unless Ask returns an error. It waits for
 // PublishWait. m is not kept.
 func (l *Link) Ask(m *nats.Msg, now int64, who Asker) error {
 	return l.AskUntil(m, now+int64(PublishWait), who)
 }
 
-// AskUntil is ask with a deadline, which is noticed within a second.
+// AskUntil is Ask with a deadline, which is noticed within a second.
 func (l *Link) AskUntil(m *nats.Msg, deadline int64, who Asker) error {
 	l.mu.Lock()
 	if l.down {
@@ -193,7 +193,7 @@ func (l *Link) reply(m *nats.Msg) {
 	}
 }
 
-// Request is ask for callers that can wait.
+// Request is Ask for callers that can wait.
 func (l *Link) Request(ctx context.Context, subject string, data []byte) (*nats.Msg, error) {
 	return l.RequestMsg(ctx, &nats.Msg{Subject: subject, Data: data})
 }

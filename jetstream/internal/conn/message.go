@@ -54,7 +54,7 @@ func (p *Pool) GetMsg(ctx context.Context, stream string, query map[string]any) 
 	return m, err
 }
 
-// getPause is how long getMsg waits before it asks a stream again that has no leader.
+// getPause is how long GetMsg waits before it asks a stream again that has no leader.
 const getPause = 100 * time.Millisecond
 
 // leaderless reports whether an error of a read says that the stream, or the cluster, has no leader

@@ -153,7 +153,7 @@ func (s *Streams) CreateBucket(ctx context.Context, t *Topic, source *natsjs.Str
 }
 
 // raced reports that another hub made the bucket at the same moment, with other settings, which
-// count, or starts its source again (restartSource): then the server's answer has no source.
+// count, or starts its source again (RestartSource): then the server's answer has no source.
 func raced(err error) bool {
 	return errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) || errors.Is(err, natsjs.ErrStreamSourceNotSupported)
 }

@@ -84,7 +84,7 @@ func (s SharedBucket) Subject(key string) string { return "$KV." + s.Name + "." 
 
 // Follow calls each with every entry, and then with each new one, until ctx ends. The value is nil
 // if the key was deleted; each is not told when an entry has reached the end of its life. loaded is
-// called whenever all entries that were there have been given. While NATS cannot be reached, follow
+// called whenever all entries that were there have been given. While NATS cannot be reached, Follow
 // tries again, and afterwards gives all entries anew. The functions are called by one goroutine at
 // a time.
 func (s SharedBucket) Follow(ctx context.Context, loaded func(), each func(key string, value []byte)) {

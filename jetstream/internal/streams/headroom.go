@@ -14,6 +14,10 @@ import (
 	"eventhub/jetstream/event"
 )
 
+// What NATS may store has a part that clients do not get (Limits.StorageReserve). It is for what
+// the hub must write so that events can be settled: attempts, dead letters, leases, positions. The
+// bus asks NATS now and then how much is left, and counts what it publishes in between.
+
 const (
 	// headroomEvery is the time between two questions, and headroomPause the least, for which a
 	// bus waits that publishes much.

@@ -11,7 +11,8 @@ import (
 	"eventhub/jetstream/topics"
 )
 
-// KeepOf is the whole of a bound of which keepHigh and keepLow are parts.
+// KeepOf is how many parts a bound is divided into, for how far a topic that rejects is filled and
+// emptied.
 const KeepOf = 8
 
 // usualEvent is the size of an event for the number of publishes after which a topic is looked at.

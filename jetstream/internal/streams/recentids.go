@@ -49,7 +49,7 @@ func isKept(id string) bool { return len(id) != 36 || id[14] != '7' }
 
 // Published notes an event that the stream has confirmed.
 func (s *Stream) Published(seq uint64, id string) {
-	if !s.Family {
+	if !s.Family && s.Recent != nil {
 		s.Recent.published(seq, id)
 	}
 }
@@ -133,6 +133,9 @@ func (r *recentIDs) Drop() {
 // Among returns which part of from..to is known, and the sequences there that may have the id. The
 // part is empty, with first above last, when nothing is known.
 func (r *recentIDs) Among(id string, from, to uint64) (first, last uint64, seqs []uint64) {
+	if r == nil {
+		return to + 1, to, nil
+	}
 	r.mu.Lock()
 	first, last = max(from, r.from), min(to, r.to)
 	hashes, all := r.hashes, r.seqs

@@ -48,7 +48,7 @@ type Hooks struct {
 type Config struct {
 	Conn  *conn.Pool
 	Rules topics.Rules
-	// Replicas and memory are for streams whose rules do not say otherwise (topics.Rule.Replicas
+	// Replicas and Memory are for streams whose rules do not say otherwise (topics.Rule.Replicas
 	// and Storage).
 	Replicas int
 	Memory   bool

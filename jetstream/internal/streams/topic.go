@@ -61,7 +61,7 @@ type Topic struct {
 	Source     string  // of the headers of a CloudEvent that publishes add; "": they add none
 	// Complete reads the rest of a stored message; nil: there is none.
 	Complete func(e *event.Event, h nats.Header)
-	// Gates are what publishing keeps of the topic, made by Hooks.gates; nil for reads.
+	// Gates are what publishing keeps of the topic, made by Hooks.Gates; nil for reads.
 	Gates any
 }
 
@@ -87,8 +87,8 @@ type topicTable struct {
 	byName  map[string]*Topic
 	streams map[string]*Stream
 	making  map[string]chan struct{} // closed when the maker is done
-	gone    map[string]int64         // when a stream was found missing; see settleGone
-	read    map[string]readTopic     // see readable
+	gone    map[string]int64         // when a stream was found missing; see SettleGone
+	read    map[string]readTopic     // see Readable
 }
 
 // keep remembers a topic. There are at most twice limit: those with a stream of their own are
@@ -246,7 +246,7 @@ type readTopic struct {
 	since int64
 }
 
-// Readable is existing for reads that need no more of the stream than its name: it remembers topics
+// Readable is Existing for reads that need no more of the stream than its name: it remembers topics
 // for a moment, so that one of their keys is read in one round trip.
 func (s *Streams) Readable(ctx context.Context, name string) (*Topic, error) {
 	now := s.Clock.Now()
