@@ -105,7 +105,7 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 		return Bookmark{}, err
 	}
 	prefix := bookmarksPrefix(t, m.group.name)
-	known, err := b.subjectsOf(ctx, bookmarksBucket, prefix+">")
+	known, err := b.conn.Subjects(ctx, bookmarksBucket, prefix+">")
 	if err != nil {
 		return Bookmark{}, b.conn.Unavailable(err)
 	}
@@ -162,7 +162,7 @@ func (m Bookmarks) List(ctx context.Context) ([]Bookmark, error) {
 		return nil, err
 	}
 	prefix := bookmarksPrefix(t, m.group.name)
-	known, err := b.subjectsOf(ctx, bookmarksBucket, prefix+">")
+	known, err := b.conn.Subjects(ctx, bookmarksBucket, prefix+">")
 	if err != nil {
 		return nil, b.conn.Unavailable(err)
 	}
@@ -190,7 +190,7 @@ func (m Bookmarks) Delete(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := m.group.bus.purge(ctx, bookmarksBucket, bookmarksPrefix(t, m.group.name)+keyToken(name), 0); err != nil {
+	if err := m.group.bus.conn.Purge(ctx, bookmarksBucket, bookmarksPrefix(t, m.group.name)+keyToken(name), 0); err != nil {
 		return m.group.bus.conn.Unavailable(err)
 	}
 	return nil
@@ -390,7 +390,7 @@ func (r *records) askHubs(ctx context.Context, q heldQuestion, wait time.Duratio
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 		defer cancel()
 		// the sweeper removes what stays
-		_ = r.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
+		_ = r.conn.Purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
 	}()
 	began := time.Now()
 	timer := time.NewTimer(wait)

@@ -200,7 +200,7 @@ func (b *Bus) forgetGroup(ctx context.Context, t *streams.Topic, group, maker st
 	delete(b.records.unsaved.marks, marksSubject(t, group))
 	b.records.unsaved.mu.Unlock()
 	for _, s := range subjects {
-		if err := b.purge(ctx, s[0], s[1], 0); err != nil {
+		if err := b.conn.Purge(ctx, s[0], s[1], 0); err != nil {
 			return err
 		}
 	}

@@ -86,7 +86,7 @@ func TestADeletionThatIsCutOff(t *testing.T) {
 			t.Errorf("after %d requests, the topic created again has a key of the old one: %v, %v", passed, e, err)
 		}
 		for _, bucket := range []string{groupsBucket, bookmarksBucket, marksBucket, attemptsBucket, retentionBucket} {
-			noted, err := b.subjectsOf(t.Context(), bucket, "$KV."+bucket+".>")
+			noted, err := b.conn.Subjects(t.Context(), bucket, "$KV."+bucket+".>")
 			if err != nil {
 				t.Fatal(err)
 			}

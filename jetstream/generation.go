@@ -392,7 +392,7 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 		failed = errors.Join(failed, p.records.recordHooks.endDeletion(ctx, stream, revision))
 	}
 	for _, m := range old {
-		if err := p.records.purge(ctx, groupsBucket, m.Subject, m.Seq); err != nil {
+		if err := p.records.conn.Purge(ctx, groupsBucket, m.Subject, m.Seq); err != nil {
 			return errors.Join(failed, err)
 		}
 	}

@@ -204,7 +204,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 		anew := j.was == nil && !from.goesOn && !ptr.Deleted
 		if anew { // nothing of a group of this name that has ended stays
-			if err := b.purge(ctx, bookmarksBucket, bookmarksPrefix(t, j.group)+">", 0); err != nil {
+			if err := b.conn.Purge(ctx, bookmarksBucket, bookmarksPrefix(t, j.group)+">", 0); err != nil {
 				return nil, b.conn.Unavailable(err)
 			}
 			if anew = ptr.carries(); anew {

@@ -171,7 +171,7 @@ func (a *admin) keep(ctx context.Context, t *streams.Topic) error {
 			return errStalled
 		}
 		a.sayFull(t, false, "")
-		_, err := a.purgeFiltered(ctx, t.Stream.Name, "", last+1)
+		_, err := a.conn.PurgeStream(ctx, t.Stream.Name, "", last+1)
 		certain = err == nil
 		return err
 	}
@@ -250,7 +250,7 @@ func (a *admin) consumers(ctx context.Context, stream string) (all []*natsjs.Con
 			Consumers []*natsjs.ConsumerInfo `json:"consumers"`
 			Missing   []string               `json:"missing"`
 		}
-		err := a.askAPI(ctx, "CONSUMER.LIST."+stream, map[string]any{"offset": len(all) + missing}, &page)
+		err := a.conn.AskAPI(ctx, "CONSUMER.LIST."+stream, map[string]any{"offset": len(all) + missing}, &page)
 		if err == nil && page.Error != nil {
 			err = page.Error
 		}

@@ -134,7 +134,7 @@ func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*ev
 	if !conn.Rationed(client) {
 		return nil, nil
 	}
-	noted, err := m.core.subjectsOf(ctx, makersBucket, makersPrefix+objectName(client)+".*")
+	noted, err := m.core.conn.Subjects(ctx, makersBucket, makersPrefix+objectName(client)+".*")
 	if limit := m.core.limits.ClientTopics; err == nil && len(noted)+more > limit {
 		return &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d topics that exist, which is its limit: have some deleted", limit)}, nil
 	}
@@ -145,7 +145,7 @@ func (m *makers) topicRefusal(ctx context.Context, client string, more int) (*ev
 func (m *makers) refusal(ctx context.Context, t *streams.Topic, client string) (*event.Error, error) {
 	c := m.core
 	prefix := makersPrefix + objectName(client) + "."
-	noted, err := c.subjectsOf(ctx, makersBucket, prefix+"*.*")
+	noted, err := c.conn.Subjects(ctx, makersBucket, prefix+"*.*")
 	if err != nil {
 		return nil, err
 	}
@@ -164,73 +164,6 @@ func (m *makers) refusal(ctx context.Context, t *streams.Topic, client string) (
 	return nil, nil
 }
 
-// subjectsOf returns the subjects of one of the hub's buckets that match a filter, at its leader.
-func (c *core) subjectsOf(ctx context.Context, bucket, filter string) (map[string]uint64, error) {
-	var info struct {
-		Error *conn.APIError `json:"error"`
-		State struct {
-			Subjects map[string]uint64 `json:"subjects"`
-		} `json:"state"`
-	}
-	if err := c.askAPI(ctx, "STREAM.INFO.KV_"+bucket, map[string]any{"subjects_filter": filter}, &info); err != nil {
-		return nil, err
-	}
-	if info.Error != nil {
-		return nil, info.Error
-	}
-	return info.State.Subjects, nil
-}
-
-// askAPI asks JetStream something that may be asked twice.
-func (c *core) askAPI(ctx context.Context, what string, query, into any) error {
-	req, err := json.Marshal(query)
-	if err != nil {
-		return err
-	}
-	reply, err := conn.Again(ctx, func(ctx context.Context) (*nats.Msg, error) { return c.conn.Link().Request(ctx, c.conn.API+what, req) })
-	if err != nil {
-		return fmt.Errorf("jetstream: %s: %w", what, err)
-	}
-	if conn.NoResponders(reply) {
-		return fmt.Errorf("jetstream: %s: %w", what, nats.ErrNoResponders)
-	}
-	return json.Unmarshal(reply.Data, into)
-}
-
-// purge removes the messages of a subject from one of the hub's buckets, up to a sequence if that
-// is not 0. Unlike the deletion of a key, it leaves nothing behind.
-func (c *core) purge(ctx context.Context, bucket, subject string, upTo uint64) error {
-	before := uint64(0)
-	if upTo > 0 {
-		before = upTo + 1
-	}
-	_, err := c.purgeFiltered(ctx, "KV_"+bucket, subject, before)
-	return err
-}
-
-// purgeFiltered removes the messages of a stream, those of a subject if it is not "", and those
-// before a sequence if that is not 0. It returns how many.
-func (c *core) purgeFiltered(ctx context.Context, stream, subject string, before uint64) (uint64, error) {
-	query := make(map[string]any)
-	if subject != "" {
-		query["filter"] = subject
-	}
-	if before > 0 {
-		query["seq"] = before
-	}
-	var got struct {
-		Error  *conn.APIError `json:"error"`
-		Purged uint64         `json:"purged"`
-	}
-	if err := c.askAPI(ctx, "STREAM.PURGE."+stream, query, &got); err != nil {
-		return 0, err
-	}
-	if got.Error != nil {
-		return 0, got.Error
-	}
-	return got.Purged, nil
-}
-
 // forget takes a note back. One that stays is found by the next sweep.
 func (m *makers) forget(ctx context.Context, e entry) {
 	if e.subject == "" {
@@ -238,7 +171,7 @@ func (m *makers) forget(ctx context.Context, e entry) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 	defer cancel()
-	if err := m.core.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
+	if err := m.core.conn.Purge(ctx, makersBucket, e.subject, e.seq); err != nil {
 		m.core.often.Log(ctx, slog.LevelWarn, "failed to remove the note of who made something; the next sweep removes it", "", slog.Any("error", err))
 	}
 }
@@ -270,7 +203,7 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 		for _, e := range entries {
 			parts := strings.Split(strings.TrimPrefix(e.subject, makersPrefix), ".")
 			if alive == nil || len(parts) == 3 && !alive[parts[2]] {
-				if err := c.purge(ctx, makersBucket, e.subject, e.seq); err != nil {
+				if err := c.conn.Purge(ctx, makersBucket, e.subject, e.seq); err != nil {
 					return err
 				}
 			}

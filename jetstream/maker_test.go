@@ -106,7 +106,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 	}
 	noted := func() int {
 		t.Helper()
-		noted, err := b.subjectsOf(t.Context(), makersBucket, makersPrefix+"*.*.*")
+		noted, err := b.conn.Subjects(t.Context(), makersBucket, makersPrefix+"*.*.*")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +153,7 @@ func TestNewGroupsAreRationed(t *testing.T) {
 	if n := obs.limit("groups_per_client"); n != 2 {
 		t.Errorf("counted %d times", n)
 	}
-	if noted, err := b.subjectsOf(t.Context(), makersBucket, makersPrefix+"*.*.*"); err != nil || len(noted) != 3 {
+	if noted, err := b.conn.Subjects(t.Context(), makersBucket, makersPrefix+"*.*.*"); err != nil || len(noted) != 3 {
 		t.Errorf("noted are %v, %v", noted, err)
 	}
 }

@@ -337,10 +337,10 @@ func TestBookmark(t *testing.T) {
 	if err := g.Delete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := one.subjectsOf(t.Context(), bookmarksBucket, ">"); err != nil || len(left) != 0 {
+	if left, err := one.conn.Subjects(t.Context(), bookmarksBucket, ">"); err != nil || len(left) != 0 {
 		t.Errorf("after the group was deleted, there is %v, %v", left, err)
 	}
-	if left, err := one.subjectsOf(t.Context(), groupsBucket, "$KV."+groupsBucket+"."+heldPrefix+">"); err != nil || len(left) != 0 {
+	if left, err := one.conn.Subjects(t.Context(), groupsBucket, "$KV."+groupsBucket+"."+heldPrefix+">"); err != nil || len(left) != 0 {
 		t.Errorf("questions were left: %v, %v", left, err)
 	}
 }

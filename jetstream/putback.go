@@ -318,33 +318,13 @@ func (q *queues) purgeQueue(ctx context.Context, queue string) error {
 	var got struct {
 		Error *conn.APIError `json:"error"`
 	}
-	if err := q.askAPI(ctx, "STREAM.PURGE."+putBackStream, map[string]any{"filter": queueSubject(queue) + ">"}, &got); err != nil {
+	if err := q.conn.AskAPI(ctx, "STREAM.PURGE."+putBackStream, map[string]any{"filter": queueSubject(queue) + ">"}, &got); err != nil {
 		return err
 	}
 	if got.Error != nil && got.Error.ErrCode != natsjs.JSErrCodeStreamNotFound {
 		return got.Error
 	}
 	return nil
-}
-
-// removeStored removes a message at the leader of its stream; one that is gone is no error. The
-// server marks it as removed on the disk, which a kill survives; to overwrite it as well, the
-// server would write the whole block anew for each.
-func (c *core) removeStored(ctx context.Context, stream string, seq uint64) error {
-	var got struct {
-		Error *conn.APIError `json:"error"`
-	}
-	if err := c.askAPI(ctx, "STREAM.MSG.DELETE."+stream, map[string]any{"seq": seq, "no_erase": true}, &got); err != nil {
-		return err
-	}
-	if got.Error == nil {
-		return nil
-	}
-	// The server has no code of its own for what is gone: the next read tells.
-	if _, err := c.conn.GetMsg(ctx, stream, map[string]any{"seq": seq}); errors.Is(err, event.ErrNotFound) {
-		return nil
-	}
-	return got.Error
 }
 
 // sweepPutBack removes queues older than age that are no group's any more, and what was put into

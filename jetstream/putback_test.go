@@ -99,7 +99,7 @@ func TestAQueueOfAGroupThatWaitsForItsServerEndsWithTheTTL(t *testing.T) {
 		t.Fatalf("a group that may come back has lost its queue: %v", err)
 	}
 	// As when the minute is over: nothing says any more that the group may come back.
-	if err := b.purge(t.Context(), marksBucket, marksSubject(b.streams.Known("tab"), "g"), 0); err != nil {
+	if err := b.conn.Purge(t.Context(), marksBucket, marksSubject(b.streams.Known("tab"), "g"), 0); err != nil {
 		t.Fatal(err)
 	}
 	queueEnds(t, b)

@@ -377,7 +377,7 @@ func (r *redrive) remove(ctx context.Context, l *Letter) error {
 	if err != nil || now == nil {
 		return err
 	}
-	return r.letters.removeStored(ctx, l.Stream, l.Sequence)
+	return r.letters.conn.RemoveMsg(ctx, l.Stream, l.Sequence)
 }
 
 // prepare is the letter as it is to be put back: with the payload. The reason is for a letter that

@@ -382,7 +382,7 @@ func TestARedriveOnACluster(t *testing.T) {
 				var answer struct {
 					Success bool `json:"success"`
 				}
-				if err := b.askAPI(t.Context(), "STREAM.LEADER.STEPDOWN."+stream, struct{}{}, &answer); err != nil || !answer.Success {
+				if err := b.conn.AskAPI(t.Context(), "STREAM.LEADER.STEPDOWN."+stream, struct{}{}, &answer); err != nil || !answer.Success {
 					t.Errorf("the leader of %s stays: %v", stream, err)
 				}
 			}

@@ -209,7 +209,7 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 				return
 			}
 			// If this fails, the hub that delivers the event does it.
-			if err := d.removeStored(ctx, p.listed.Stream, p.listed.Sequence); err != nil && ctx.Err() == nil {
+			if err := d.conn.RemoveMsg(ctx, p.listed.Stream, p.listed.Sequence); err != nil && ctx.Err() == nil {
 				d.often.Log(ctx, slog.LevelWarn, "failed to remove a dead letter that was put back; the next delivery removes it", p.listed.Stream,
 					slog.String("stream", p.listed.Stream), slog.Uint64("sequence", p.listed.Sequence), slog.Any("error", err))
 			}

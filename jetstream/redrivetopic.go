@@ -42,7 +42,7 @@ func (r *redrive) toTopics(ctx context.Context, batch []*Letter) error {
 				continue
 			}
 		}
-		if err := d.removeStored(ctx, l.Stream, l.Sequence); err != nil {
+		if err := d.conn.RemoveMsg(ctx, l.Stream, l.Sequence); err != nil {
 			return d.conn.Unavailable(err)
 		}
 		r.result.Done++

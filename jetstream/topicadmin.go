@@ -354,7 +354,7 @@ func (t Topic) purgeEnd(ctx context.Context, at *streams.Topic, state natsjs.Str
 func (a *admin) purgeTopic(ctx context.Context, t *streams.Topic, before uint64) (removed uint64, err error) {
 	if t.Stream.Family {
 		for _, subject := range t.Filters() {
-			n, err := a.purgeFiltered(ctx, t.Stream.Name, subject, before)
+			n, err := a.conn.PurgeStream(ctx, t.Stream.Name, subject, before)
 			if err != nil {
 				return removed, err
 			}
@@ -386,7 +386,7 @@ func (a *admin) purgeTopic(ctx context.Context, t *streams.Topic, before uint64)
 		if err != nil {
 			return 0, err
 		}
-		return a.purgeFiltered(ctx, t.Stream.Name, "", before)
+		return a.conn.PurgeStream(ctx, t.Stream.Name, "", before)
 	}
 }
 
@@ -441,7 +441,7 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *streams.Topic) error {
 		}
 	}
 	for _, subject := range at.Filters() {
-		if _, err := t.admin.purgeFiltered(ctx, at.Stream.Name, subject, 0); err != nil {
+		if _, err := t.admin.conn.PurgeStream(ctx, at.Stream.Name, subject, 0); err != nil {
 			return err
 		}
 	}
@@ -509,7 +509,7 @@ func (a *admin) takeBack(ctx context.Context, stream string, revision uint64) er
 	if err != nil || !there {
 		return err
 	}
-	return a.purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
+	return a.conn.Purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
 }
 
 // endDeletion finishes a deletion whose hub died. If the stream is still there, endDeletion takes
@@ -577,7 +577,7 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 			}
 		}
 		for _, s := range notedOf(stream) {
-			if err := a.purge(ctx, s[0], s[1], ends[s[0]]); err != nil {
+			if err := a.conn.Purge(ctx, s[0], s[1], ends[s[0]]); err != nil {
 				return false, err
 			}
 		}

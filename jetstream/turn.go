@@ -61,7 +61,7 @@ func (r *records) takeTurn(ctx context.Context, kind turnKind, stream string) (*
 func (t *turn) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
-	if err := t.records.purge(ctx, retentionBucket, t.subject, 0); err != nil && t.records.conn.Ctx.Err() == nil {
+	if err := t.records.conn.Purge(ctx, retentionBucket, t.subject, 0); err != nil && t.records.conn.Ctx.Err() == nil {
 		t.records.often.Log(ctx, slog.LevelWarn, "failed to take back a note; others wait for it until it is old", t.stream,
 			slog.String("note", t.subject), slog.Duration("age", turnAge), slog.Any("error", err))
 	}
@@ -87,7 +87,7 @@ func (t *turn) first(ctx context.Context, other turnKind) (bool, error) {
 			return false, nil
 		}
 		r.log.WarnContext(ctx, "a hub that has not finished is waited for no longer", slog.String("note", m.Subject))
-		if err := r.purge(ctx, retentionBucket, m.Subject, 0); err != nil {
+		if err := r.conn.Purge(ctx, retentionBucket, m.Subject, 0); err != nil {
 			return false, err
 		}
 		from = m.Seq + 1
