@@ -197,7 +197,7 @@ func keyChanged(err error) bool {
 // has caught up with the writers. It stops when f returns an error, and returns that error. Each
 // may read at a replica that lags behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
-	_, err := c.reads.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *conn.StoredMsg) error { return stopped(f(c.entry(m))) })
+	_, err := c.reads.messages.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *conn.StoredMsg) error { return stopped(f(c.entry(m))) })
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return own.err
 	}

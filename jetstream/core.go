@@ -16,7 +16,8 @@ import (
 // core is what all parts of a bus share: its life, its settings, and its connections. Open adds
 // what the server has said; the settings do not change later.
 type core struct {
-	conn *conn.Pool
+	conn     *conn.Pool
+	messages *messages
 
 	cfg    Config
 	limits Limits
@@ -59,6 +60,7 @@ func newCore(ctx context.Context, cfg Config) *core {
 		own.Embedded = cfg.Server
 	}
 	c.conn = conn.New(ctx, own)
+	c.messages = &messages{conn: c.conn, often: c.often}
 	c.log, c.obs, c.clock = own.Log, own.Obs, own.Clock
 	return c
 }

@@ -158,7 +158,7 @@ func (k *schedules) serve(ctx context.Context, s *streams.Stream) error {
 		return err
 	}
 	r := &dueReader{schedules: k, link: p.conn.Links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.Now() - int64(dueGauge)}
-	if first, err := p.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
+	if first, err := p.messages.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
 		return err
 	} else if first != nil {
 		r.oldest = first.Time

@@ -28,7 +28,7 @@ func (k Keys) Each(ctx context.Context, f func(*event.Event) error) error {
 	r, topic := k.reads, k.topic
 	t, err := r.compacted(ctx, topic)
 	if err == nil {
-		_, err = r.readAll(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
+		_, err = r.messages.readAll(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
 			if e, _, ok := t.Entry(m); ok {
 				return stopped(f(e))
 			}
@@ -75,7 +75,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 	if !since.Created.Equal(native.StreamMade(info)) || info.State.LastSeq < since.Sequence {
 		since = BucketPosition{Created: native.StreamMade(info)}
 	}
-	err = r.readThrough(ctx, t.Bucket.Stream, since.Sequence+1, false, func(m *conn.StoredMsg) error {
+	err = r.messages.readThrough(ctx, t.Bucket.Stream, since.Sequence+1, false, func(m *conn.StoredMsg) error {
 		if e, _, ok := t.Entry(m); ok {
 			if err := f(e); err != nil {
 				return &stopError{err}
@@ -98,8 +98,8 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 // made at a moment (zero: whichever there is), or is created again meanwhile.  It has caught up
 // when one direct get has reached the end of a replica that has all that the leader had when it
 // was asked before: what was passed earlier and is not replaced was there then.
-func (r *reads) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*conn.StoredMsg) error) (uint64, error) {
-	all := allRead{core: r.core, stream: stream, created: created, subjects: subjects, f: f, from: from}
+func (r *messages) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*conn.StoredMsg) error) (uint64, error) {
+	all := allRead{messages: r, stream: stream, created: created, subjects: subjects, f: f, from: from}
 	return all.run(ctx)
 }
 
@@ -123,7 +123,7 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 		if failed++; failed == readAgain {
 			return r.from, cmp.Or(err, errBehind)
 		}
-		if err := r.core.conn.Pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.messages.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return r.from, err
 		}
 	}
@@ -136,7 +136,7 @@ var (
 
 // allRead is where one readAll is.
 type allRead struct {
-	core     *core
+	messages *messages
 	stream   string
 	subjects []string
 	f        func(*conn.StoredMsg) error
@@ -150,7 +150,7 @@ type allRead struct {
 
 // round reads on, and reports whether it has caught up.
 func (r *allRead) round(ctx context.Context) (done bool, err error) {
-	info, err := r.core.conn.FindStream(ctx, r.stream) // the leader answers
+	info, err := r.messages.conn.FindStream(ctx, r.stream) // the leader answers
 	if err != nil {
 		return false, err
 	}
@@ -169,14 +169,14 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 		return false, errNoDirectReads
 	case r.subjects == nil && !r.little && !r.few && info.State.Msgs > many && end > r.from+many:
 		r.little = true
-		r.from, err = r.core.readOn(ctx, r.stream, r.from, math.MaxUint64-1, false, r.f)
+		r.from, err = r.messages.readOn(ctx, r.stream, r.from, math.MaxUint64-1, false, r.f)
 		return false, err
 	}
-	next, got, err := r.core.readBatch(ctx, r.stream, conn.DirectQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
+	next, got, err := r.messages.readBatch(ctx, r.stream, conn.DirectQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
 	began := r.from
 	// a consumer hands on what has a header that no client can read
 	if err == nil && got.Garbled && r.subjects == nil && !r.few {
-		_, err = r.core.readOn(ctx, r.stream, began, next-1, false, r.f)
+		_, err = r.messages.readOn(ctx, r.stream, began, next-1, false, r.f)
 	}
 	if err == nil || next > began && !got.Garbled {
 		r.from, r.little = next, got.Pending <= many
@@ -191,14 +191,14 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	}
 	// That replica has nothing. Perhaps there is nothing: the last message may not be replaced but
 	// gone.
-	left, err := r.core.leaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
+	left, err := r.messages.leaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
 	return err == nil && left == nil, err
 }
 
 // leaderNext asks the leader of a stream for the first message from a sequence on, or since a
 // moment of storage where seq is 0; of given subjects if there are any. It is nil when there is
 // none.
-func (c *core) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *conn.StoredMsg, err error) {
+func (r *messages) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *conn.StoredMsg, err error) {
 	if subjects == nil {
 		subjects = []string{">"}
 	}
@@ -207,7 +207,7 @@ func (c *core) leaderNext(ctx context.Context, stream string, seq uint64, since 
 		if seq == 0 {
 			query = map[string]any{"next_by_subj": subject, "start_time": since}
 		}
-		m, err := c.conn.GetMsg(ctx, stream, query)
+		m, err := r.conn.GetMsg(ctx, stream, query)
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:

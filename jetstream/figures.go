@@ -331,7 +331,7 @@ func (r *groupReader) within(ctx context.Context, stream string, read func(conte
 // time if there is none.
 func (r *groupReader) oldestCopy(ctx context.Context, queue *natsjs.ConsumerInfo) (at time.Time, err error) {
 	err = r.within(ctx, putBackStream, func(ctx context.Context) error {
-		m, err := r.admin.leaderNext(ctx, putBackStream, floorOf(queue)+1, time.Time{}, []string{queueSubject(queue.Name) + ">"})
+		m, err := r.admin.messages.leaderNext(ctx, putBackStream, floorOf(queue)+1, time.Time{}, []string{queueSubject(queue.Name) + ">"})
 		if m != nil {
 			at = m.Time
 		}

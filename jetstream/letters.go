@@ -373,7 +373,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 	}
 	next := max(from, 1)
 	if !filter.Since.IsZero() {
-		first, err := d.leaderNext(ctx, s.name, 0, streams.Farthest(filter.Since), s.subjects)
+		first, err := d.messages.leaderNext(ctx, s.name, 0, streams.Farthest(filter.Since), s.subjects)
 		if err != nil {
 			return d.conn.Unavailable(err)
 		}

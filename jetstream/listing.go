@@ -189,7 +189,7 @@ func (l *listing) entries(ctx context.Context) (entries []*conn.StoredMsg, last 
 	}
 	enough := errors.New("enough")
 	size := 0
-	r := allRead{core: l.reads.core, stream: l.topic.Bucket.Stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, conn.MaxDirect)}
+	r := allRead{messages: l.reads.messages, stream: l.topic.Bucket.Stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, conn.MaxDirect)}
 	r.f = func(m *conn.StoredMsg) error {
 		entries = append(entries, m)
 		if size += m.Size; len(entries) == limit || size > listingBytes {

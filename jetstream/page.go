@@ -267,7 +267,7 @@ func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err 
 func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
 	stream := p.topic.Bucket.Stream
 	if headersOnly || n > 2*conn.MaxDirect {
-		err := p.core.readThrough(ctx, stream, start, headersOnly, func(m *conn.StoredMsg) error {
+		err := p.core.messages.readThrough(ctx, stream, start, headersOnly, func(m *conn.StoredMsg) error {
 			if n == 0 {
 				return errStopWalk
 			}

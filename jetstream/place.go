@@ -110,7 +110,7 @@ func (k Keys) Snapshot(ctx context.Context, f func(*event.Event) error) (upTo ui
 		return 0, k.reads.readFailed(err)
 	}
 	ident := ""
-	_, err = k.reads.readAll(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
+	_, err = k.reads.messages.readAll(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
 		e, at, ok := t.Entry(m)
 		if !ok {
 			return nil

@@ -211,7 +211,7 @@ func (r *reads) nextStored(ctx context.Context, t *streams.Topic, opts *walkOpti
 	if last == 0 && opts.start == 0 && !opts.since.IsZero() {
 		seq = 0
 	}
-	m, err := r.leaderNext(ctx, t.Stream.Name, seq, opts.since, opts.filters(t))
+	m, err := r.messages.leaderNext(ctx, t.Stream.Name, seq, opts.since, opts.filters(t))
 	if err != nil {
 		return nil, r.conn.Unavailable(err)
 	}

@@ -108,7 +108,7 @@ func (r *reads) readWindows(ctx context.Context, stream string, next *uint64, la
 		}
 		window, err = p.window(ctx, window[:0])
 		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
-			left, err := r.leaderNext(ctx, stream, *next, time.Time{}, subjects)
+			left, err := r.messages.leaderNext(ctx, stream, *next, time.Time{}, subjects)
 			switch {
 			case err != nil:
 				return err

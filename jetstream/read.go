@@ -147,7 +147,7 @@ func (r *Range) name(ctx context.Context) error {
 	b, t := r.reads, r.topic
 	subjects := t.Filters()
 	if r.Truncated {
-		m, err := b.leaderNext(ctx, t.Stream.Name, 1, time.Time{}, subjects)
+		m, err := b.messages.leaderNext(ctx, t.Stream.Name, 1, time.Time{}, subjects)
 		if err != nil {
 			return b.conn.Unavailable(err)
 		}

@@ -11,31 +11,38 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/pacedlog"
 )
+
+// messages reads the stored messages of streams. Its methods may be called concurrently.
+type messages struct {
+	conn  *conn.Pool
+	often *pacedlog.Log
+}
 
 // readAgain bounds how often a read that does not come forward begins again.
 const readAgain = 5
 
 // readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment
 // of the call. What is cut off goes on where it was.
-func (c *core) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
-	info, err := c.conn.FindStream(ctx, stream)
+func (r *messages) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
+	info, err := r.conn.FindStream(ctx, stream)
 	if err != nil {
 		return err
 	}
-	return c.readTo(ctx, stream, from, info.State.LastSeq, headersOnly, f)
+	return r.readTo(ctx, stream, from, info.State.LastSeq, headersOnly, f)
 }
 
 // readTo is readThrough to a given end.
-func (c *core) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
+func (r *messages) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
 	for failed := 0; from <= end; {
-		next, err := c.readOn(ctx, stream, from, end, headersOnly, f)
+		next, err := r.readOn(ctx, stream, from, end, headersOnly, f)
 		if err == nil && next <= end {
-			next, err = c.readRest(ctx, stream, next, end, f)
+			next, err = r.readRest(ctx, stream, next, end, f)
 		}
 		if err == nil && next <= end { // a replica has no more: what does the leader say?
 			var left *conn.StoredMsg
-			if left, err = c.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.Seq <= end {
+			if left, err = r.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.Seq <= end {
 				err = errBehind
 			}
 		}
@@ -55,7 +62,7 @@ func (c *core) readTo(ctx context.Context, stream string, from, end uint64, head
 		if from = next; failed == readAgain {
 			return err
 		}
-		if err := c.conn.Pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -65,10 +72,10 @@ func (c *core) readTo(ctx context.Context, stream string, from, end uint64, head
 // readRest reads by direct gets from a sequence on, until a replica has no more or is beyond end.
 // It returns the sequence to go on with. Unlike a consumer's count of what is pending, the end of a
 // direct get is exact.
-func (c *core) readRest(ctx context.Context, stream string, from, end uint64, f func(*conn.StoredMsg) error) (next uint64, err error) {
+func (r *messages) readRest(ctx context.Context, stream string, from, end uint64, f func(*conn.StoredMsg) error) (next uint64, err error) {
 	for more := true; more && from <= end; {
 		var got conn.DirectEnd
-		if from, got, err = c.readBatch(ctx, stream, conn.DirectQuery{Seq: from}, end, f); err != nil {
+		if from, got, err = r.readBatch(ctx, stream, conn.DirectQuery{Seq: from}, end, f); err != nil {
 			break
 		}
 		more = got.Pending > 0
@@ -78,11 +85,11 @@ func (c *core) readRest(ctx context.Context, stream string, from, end uint64, f 
 
 // readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond
 // all that the replica had, if it had any of them.
-func (c *core) readBatch(ctx context.Context, stream string, q conn.DirectQuery, end uint64, f func(*conn.StoredMsg) error) (next uint64, got conn.DirectEnd, err error) {
+func (r *messages) readBatch(ctx context.Context, stream string, q conn.DirectQuery, end uint64, f func(*conn.StoredMsg) error) (next uint64, got conn.DirectEnd, err error) {
 	if next = q.Seq; q.MultiLast == nil && q.Batch == 0 {
 		q.Batch = conn.MaxDirect
 	}
-	got, err = c.conn.Direct(ctx, stream, &q, func(m *conn.StoredMsg, _ uint64) error {
+	got, err = r.conn.Direct(ctx, stream, &q, func(m *conn.StoredMsg, _ uint64) error {
 		if m.Seq > end {
 			return errStopWalk
 		}
@@ -110,18 +117,18 @@ func (e *stopError) Error() string { return e.err.Error() }
 // end when nothing is left up to there. It is not when the server's count said that nothing is
 // left: that takes off what is replaced at once, and adds what replaces it a little later, so it
 // may be too low for a moment.
-func (c *core) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) (uint64, error) {
-	r, pending, err := c.conn.OpenFeed(ctx, stream, natsjs.ConsumerConfig{
+func (r *messages) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) (uint64, error) {
+	feed, pending, err := r.conn.OpenFeed(ctx, stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: headersOnly,
 	})
 	if err != nil {
 		return from, err
 	}
-	defer r.Close(ctx)
+	defer feed.Close(ctx)
 	for pending > 0 && from <= end {
-		m, left, err := r.Next(ctx, conn.FeedHeartbeat)
+		m, left, err := feed.Next(ctx, conn.FeedHeartbeat)
 		if errors.Is(err, conn.ErrIdle) {
-			if pending, err = r.Pending(ctx); err != nil {
+			if pending, err = feed.Pending(ctx); err != nil {
 				return from, err
 			}
 			continue // what was counted may have been removed meanwhile
@@ -143,13 +150,13 @@ func (c *core) readOn(ctx context.Context, stream string, from, end uint64, head
 // keepReading calls follow again and again, until ctx or the bus ends, or what it returns is no
 // passing failure: a reader's own error, one that a client may be told, or one of final. reached
 // says how far it came.
-func (c *core) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
-	if c.conn.Closing() {
+func (r *messages) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
+	if r.conn.Closing() {
 		return event.ErrClosed
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.conn.Ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
+	defer context.AfterFunc(r.conn.Ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
 	const first, longest = 50 * time.Millisecond, 2 * time.Second
 	for wait := first; ; {
 		came := reached()
@@ -161,7 +168,7 @@ func (c *core) keepReading(ctx context.Context, topic string, follow func(contex
 			return own.err
 		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
 			return err
-		case c.conn.Ctx.Err() != nil:
+		case r.conn.Ctx.Err() != nil:
 			return event.ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -171,7 +178,7 @@ func (c *core) keepReading(ctx context.Context, topic string, follow func(contex
 		if wait = min(2*wait, longest); reached() > came {
 			wait = first
 		}
-		c.often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
-		_ = c.conn.Pause(ctx, wait) // why it ended is looked at above
+		r.often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
+		_ = r.conn.Pause(ctx, wait) // why it ended is looked at above
 	}
 }

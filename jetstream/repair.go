@@ -132,7 +132,7 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 	if _, named := info.Config.Metadata[streams.BucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
 		return nil
 	}
-	err := r.admin.readThrough(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+	err := r.admin.messages.readThrough(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
 		if _, ours := r.topic.EntryOrigin(m); ours {
 			return errStopWalk
 		}
@@ -199,7 +199,7 @@ type foreignKey struct {
 // foreign finds and replaces what native clients wrote.
 func (r *repair) foreign(ctx context.Context) error {
 	var found []*foreignKey
-	err := r.admin.readThrough(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+	err := r.admin.messages.readThrough(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
 		token, inside := strings.CutPrefix(m.Subject, r.topic.Bucket.Prefix)
 		if _, ours := r.topic.EntryOrigin(m); ours || !inside {
 			return nil

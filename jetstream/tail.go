@@ -23,7 +23,7 @@ var ErrDropped = errors.New("jetstream: the stream has dropped events behind tha
 // does not exist. Tail calls f from the goroutine of its caller.
 func (h History) Tail(ctx context.Context, stream string, after uint64, f func(*event.Event) error) error {
 	t := &tail{reads: h.reads, name: h.topic, stream: stream, after: after, f: f}
-	return h.reads.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, event.ErrNotFound)
+	return h.reads.messages.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, event.ErrNotFound)
 }
 
 // tail is where one Tail is.

@@ -138,7 +138,7 @@ func (t Topic) info(ctx context.Context, at *streams.Topic, state natsjs.StreamS
 
 // ends reads the oldest and the newest event of a topic.
 func (a *admin) ends(ctx context.Context, t *streams.Topic) (first, last *event.Event, err error) {
-	m, err := a.leaderNext(ctx, t.Stream.Name, 1, time.Time{}, t.Filters())
+	m, err := a.messages.leaderNext(ctx, t.Stream.Name, 1, time.Time{}, t.Filters())
 	if err != nil || m == nil {
 		return nil, nil, err
 	}
@@ -186,7 +186,7 @@ func (a *admin) lossesOf(ctx context.Context, t *streams.Topic, groups map[strin
 		bySubject[lossSubject(t, group)] = group
 	}
 	var lost []GroupLoss
-	_, err := a.reads.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.Stream.Name + ".>"}, func(m *conn.StoredMsg) error {
+	_, err := a.reads.messages.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.Stream.Name + ".>"}, func(m *conn.StoredMsg) error {
 		group, known := bySubject[m.Subject]
 		book := lossBook{}
 		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.Stream.Created) {

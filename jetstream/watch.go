@@ -46,7 +46,7 @@ func (k Keys) Watch(ctx context.Context, keys []string, f func(*event.Event) err
 		return event.BadOptions("a watch has %d keys, whose names have %d bytes in NATS; at most %d and %d are allowed: watch all", len(keys), size, watchKeys, keysBytes)
 	}
 	w := &watch{reads: r, name: topic, keys: keys, f: f}
-	return r.keepReading(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
+	return r.messages.keepReading(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
 }
 
 // watch is where one Watch is.
@@ -131,7 +131,7 @@ func (w *watch) follow(ctx context.Context) error {
 
 // readPresent hands on what is there, and says so.
 func (w *watch) readPresent(ctx context.Context) error {
-	next, err := w.reads.readAll(ctx, w.topic.Bucket.Stream, w.created, w.bucketSeq+1, w.subjects(), func(m *conn.StoredMsg) error { return w.take(ctx, m) })
+	next, err := w.reads.messages.readAll(ctx, w.topic.Bucket.Stream, w.created, w.bucketSeq+1, w.subjects(), func(m *conn.StoredMsg) error { return w.take(ctx, m) })
 	if err != nil {
 		return err
 	}
