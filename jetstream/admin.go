@@ -6,6 +6,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
@@ -29,7 +30,7 @@ func (a Admin) Snapshots() []topics.Rule {
 type admin struct {
 	*core
 	streams    *streams.Streams
-	reads      *reads
+	reads      *reading.Reads
 	records    *records
 	publishing *publishing
 	adminHooks adminHooks
@@ -50,6 +51,6 @@ type adminHooks struct {
 	deleteGroup func(ctx context.Context, topic, group string) error
 }
 
-func newAdmin(c *core, s *streams.Streams, r *reads, records *records, p *publishing) *admin {
+func newAdmin(c *core, s *streams.Streams, r *reading.Reads, records *records, p *publishing) *admin {
 	return &admin{core: c, streams: s, reads: r, records: records, publishing: p}
 }

@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 )
 
 // collectionName is what the server takes for the name of a bucket, less its capitals: file systems
@@ -24,7 +25,7 @@ var collectionName = regexp.MustCompile(`^[a-z0-9_-]{1,128}$`)
 // at the bucket's leader, so it sees every confirmed write. The methods may be called concurrently.
 // Get, Put and Delete cost one request to the server each. A Collection needs no closing.
 type Collection struct {
-	reads  *reads
+	core   *core
 	name   string
 	prefix string // of its subjects
 }
@@ -47,10 +48,10 @@ type Entry struct {
 
 // Collections gives access to the KV buckets in which a program keeps its own state. It is a small
 // value that costs nothing to create. Its methods may be called concurrently.
-type Collections struct{ reads *reads }
+type Collections struct{ core *core }
 
 // Collections gives access to the KV buckets of the program.
-func (b *Bus) Collections() Collections { return Collections{b.reads} }
+func (b *Bus) Collections() Collections { return Collections{b.core} }
 
 // Open opens the bucket with the given name (1..128 of a-z, 0-9, _ and -), and creates it if it
 // does not exist.
@@ -61,7 +62,7 @@ func (c Collections) Open(ctx context.Context, name string) (*Collection, error)
 // OpenWithTTL is Open for a bucket from which the server removes each entry ttl after its last
 // write, without a mark. A bucket that exists keeps the ttl with which it was created.
 func (c Collections) OpenWithTTL(ctx context.Context, name string, ttl time.Duration) (*Collection, error) {
-	r := c.reads
+	r := c.core
 	if !collectionName.MatchString(name) {
 		return nil, fmt.Errorf("jetstream: collection %q: must be 1 to 128 characters of a-z, 0-9, _ and -", name)
 	}
@@ -79,13 +80,13 @@ func (c Collections) OpenWithTTL(ctx context.Context, name string, ttl time.Dura
 	if err != nil {
 		return nil, r.conn.Unavailable(fmt.Errorf("jetstream: bucket %s: %w", name, err))
 	}
-	return &Collection{reads: r, name: name, prefix: "$KV." + name + "."}, nil
+	return &Collection{core: r, name: name, prefix: "$KV." + name + "."}, nil
 }
 
 // Delete removes a collection with its content. Deleting a collection that does not exist is no
 // error.
 func (c Collections) Delete(ctx context.Context, name string) error {
-	r := c.reads
+	r := c.core
 	if !collectionName.MatchString(name) {
 		return nil
 	}
@@ -103,12 +104,12 @@ func (c *Collection) stream() string { return "KV_" + c.name }
 // Get reads a key. The entry of an unknown key has Revision 0. The entry of a deleted key has no
 // value.
 func (c *Collection) Get(ctx context.Context, key string) (*Entry, error) {
-	m, err := c.reads.conn.LastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
+	m, err := c.core.conn.LastBySubject(ctx, c.stream(), c.prefix+keyToken(key))
 	if errors.Is(err, event.ErrNotFound) {
 		return &Entry{Key: key}, nil
 	}
 	if err != nil {
-		return nil, c.reads.conn.Unavailable(err)
+		return nil, c.core.conn.Unavailable(err)
 	}
 	return c.entry(m), nil
 }
@@ -138,7 +139,7 @@ func (c *Collection) entry(m *conn.StoredMsg) *Entry {
 // 64 KiB. Of servers that differ, it is that of the least one.
 func (c *Collection) MaxValue() int {
 	least := int64(math.MaxInt64)
-	for _, l := range c.reads.conn.Links {
+	for _, l := range c.core.conn.Links {
 		least = min(least, l.NC.MaxPayload())
 	}
 	return int(least) - event.PayloadMargin
@@ -174,12 +175,12 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 		h["KV-Operation"] = []string{"DEL"}
 	}
 	msg := &nats.Msg{Subject: c.prefix + keyToken(key), Header: h, Data: value}
-	ack, err := c.reads.conn.Write(ctx, c.stream(), msg)
+	ack, err := c.core.conn.Write(ctx, c.stream(), msg)
 	if keyChanged(err) {
 		return 0, event.ErrKeyChanged
 	}
 	if err != nil {
-		return 0, c.reads.conn.Unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
+		return 0, c.core.conn.Unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
 	}
 	return ack.Seq, nil
 }
@@ -197,20 +198,20 @@ func keyChanged(err error) bool {
 // has caught up with the writers. It stops when f returns an error, and returns that error. Each
 // may read at a replica that lags behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
-	_, err := c.reads.messages.readAll(ctx, c.stream(), time.Time{}, 1, nil, func(m *conn.StoredMsg) error { return stopped(f(c.entry(m))) })
-	if own, ok := errors.AsType[*stopError](err); ok {
-		return own.err
+	_, err := c.core.messages.All(ctx, c.stream(), time.Time{}, 1, nil, func(m *conn.StoredMsg) error { return reading.Own(f(c.entry(m))) })
+	if own, ok := reading.OwnError(err); ok {
+		return own
 	}
-	return c.reads.readFailed(err)
+	return c.core.messages.Failed(err)
 }
 
 // Follow calls f with the current entry of a key, if there is one, and with each later entry. It
 // ends when ctx ends or f returns an error, and returns the error. Of entries that follow each
 // other closely, Follow may skip all but the last.
 func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) error) error {
-	kv, err := c.reads.conn.JS.KeyValue(ctx, c.name)
+	kv, err := c.core.conn.JS.KeyValue(ctx, c.name)
 	if err != nil {
-		return c.reads.conn.Unavailable(err)
+		return c.core.conn.Unavailable(err)
 	}
 	// When ctx ends while the server makes the consumer, the consumer would stay behind: so the
 	// watch has a context of its own, and Stop ends both. Making it is bounded by the client's
@@ -219,7 +220,7 @@ func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) erro
 	defer end()
 	w, err := kv.Watch(watching, keyToken(key))
 	if err != nil {
-		return c.reads.conn.Unavailable(err)
+		return c.core.conn.Unavailable(err)
 	}
 	defer func() { _ = w.Stop() }()
 	for {
@@ -228,7 +229,7 @@ func (c *Collection) Follow(ctx context.Context, key string, f func(*Entry) erro
 			return ctx.Err()
 		case u, open := <-w.Updates():
 			if !open {
-				return c.reads.conn.Unavailable(errors.New("jetstream: the watch ended"))
+				return c.core.conn.Unavailable(errors.New("jetstream: the watch ended"))
 			}
 			if u == nil {
 				continue // the end of what was there

@@ -300,7 +300,7 @@ func (k *keyWriter) read(ctx context.Context, keys []string) error {
 		return fmt.Errorf("Each gives %d keys, GetMany %d: %w", len(each), len(many), err)
 	}
 	pages := make(map[string]*event.Event)
-	page, err := k.hubs[0].Keys(compactionTopic).Page(ctx, 0, maxPage)
+	page, err := k.hubs[0].Keys(compactionTopic).Page(ctx, 0, 1_000)
 	for _, e := range page {
 		pages[e.Key] = e
 	}

@@ -8,6 +8,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/topics"
@@ -17,7 +18,7 @@ import (
 // what the server has said; the settings do not change later.
 type core struct {
 	conn     *conn.Pool
-	messages *messages
+	messages *reading.Messages
 
 	cfg    Config
 	limits Limits
@@ -60,7 +61,7 @@ func newCore(ctx context.Context, cfg Config) *core {
 		own.Embedded = cfg.Server
 	}
 	c.conn = conn.New(ctx, own)
-	c.messages = &messages{conn: c.conn, often: c.often}
+	c.messages = &reading.Messages{Conn: c.conn, Often: c.often}
 	c.log, c.obs, c.clock = own.Log, own.Obs, own.Clock
 	return c
 }
@@ -76,6 +77,16 @@ func (c *core) streamsConfig() streams.Config {
 		},
 		Stored: c.stored, AskStorage: c.cfg.askStorage,
 		Log: c.log, Often: c.often, Obs: c.obs, Clock: c.clock,
+	}
+}
+
+// readingConfig is what reads are given of the core.
+func (c *core) readingConfig(s *streams.Streams) reading.Config {
+	l := &c.limits
+	return reading.Config{
+		Conn: c.conn, Streams: s, Messages: c.messages, Replicas: c.cfg.Replicas, Memory: c.cfg.MemoryStorage,
+		Limits: reading.Limits{ListingReaders: l.ListingReaders, IDSearches: l.IDSearches, IDSearchesPerClient: l.IDSearchesPerClient, IDsKnown: l.IDsKnown},
+		Log:    c.log, Often: c.often, Obs: c.obs,
 	}
 }
 

@@ -58,26 +58,8 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 		return Cursor{}, b.conn.Unavailable(err)
 	}
 	c := Cursor{Topic: topic}
-	c.LastID, c.LastTS, err = b.reads.lastSettled(ctx, t, info)
+	c.LastID, c.LastTS, err = b.reads.LastSettled(ctx, t, info)
 	return c, err
-}
-
-// lastSettled returns the id of the last event up to which a group has settled everything, and when
-// it was stored. The id is empty when the event was removed, and both are when there is none.
-func (r *reads) lastSettled(ctx context.Context, t *streams.Topic, info *natsjs.ConsumerInfo) (id string, ts int64, err error) {
-	if info.AckFloor.Consumer == 0 { // a new consumer shows start-1 as its floor
-		return "", 0, nil
-	}
-	e, err := r.bySequence(ctx, t, info.AckFloor.Stream)
-	switch {
-	case err == nil:
-		return e.ID, e.StoredAt / 1e6, nil
-	case !errors.Is(err, event.ErrNotFound):
-		return "", 0, r.conn.Unavailable(err)
-	case info.AckFloor.Last != nil:
-		return "", info.AckFloor.Last.UnixMilli(), nil
-	}
-	return "", 0, nil
 }
 
 // Backlog is the progress of a group.

@@ -87,7 +87,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 	d := l.d
 	original := &d.Event
 	if d.released || d.recast {
-		e, err := q.reads.bySequence(ctx, d.group.topic, d.seq)
+		e, err := q.reads.BySequence(ctx, d.group.topic, d.seq)
 		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/native"
 )
 
@@ -33,7 +34,7 @@ const (
 type deadLetters struct {
 	core       *core
 	publishing *publishing
-	reads      *reads
+	reads      *reading.Reads
 	records    *records
 	soon       *soon
 

@@ -20,6 +20,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -158,7 +159,7 @@ func (k *schedules) serve(ctx context.Context, s *streams.Stream) error {
 		return err
 	}
 	r := &dueReader{schedules: k, link: p.conn.Links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.Now() - int64(dueGauge)}
-	if first, err := p.messages.leaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
+	if first, err := p.messages.LeaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
 		return err
 	} else if first != nil {
 		r.oldest = first.Time
@@ -500,7 +501,7 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	t, _, err := p.streams.FreshExisting(ctx, topic)
 	if err == nil {
 		since := streams.Farthest(r.oldest.Add(-dueSkew))
-		err = p.reads.walk(ctx, t, walkOptions{since: since, max: dueBefore, headersOnly: true}, func(m *conn.StoredMsg) error {
+		err = p.reads.Walk(ctx, t, reading.WalkOptions{Since: since, Max: dueBefore, HeadersOnly: true}, func(m *conn.StoredMsg) error {
 			ids[storedID(m.Header, t.Stream.Name, m.Seq)] = true
 			return nil
 		})

@@ -102,7 +102,7 @@ func TestFarFuture(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if seq, err := b.reads.resolve(t.Context(), &streams.Topic{Name: "a", Stream: &streams.Stream{Name: "a"}}, FromTime(time.UnixMilli(ts)), info.State, ""); seq != 3 || err != nil {
+		if seq, err := b.reads.Resolve(t.Context(), &streams.Topic{Name: "a", Stream: &streams.Stream{Name: "a"}}, FromTime(time.UnixMilli(ts)).start(), info.State, ""); seq != 3 || err != nil {
 			t.Errorf("ts %d: a group begins at %d, %v", ts, seq, err)
 		}
 	}

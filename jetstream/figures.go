@@ -17,6 +17,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -331,7 +332,7 @@ func (r *groupReader) within(ctx context.Context, stream string, read func(conte
 // time if there is none.
 func (r *groupReader) oldestCopy(ctx context.Context, queue *natsjs.ConsumerInfo) (at time.Time, err error) {
 	err = r.within(ctx, putBackStream, func(ctx context.Context) error {
-		m, err := r.admin.messages.leaderNext(ctx, putBackStream, floorOf(queue)+1, time.Time{}, []string{queueSubject(queue.Name) + ">"})
+		m, err := r.admin.messages.LeaderNext(ctx, putBackStream, floorOf(queue)+1, time.Time{}, []string{queueSubject(queue.Name) + ">"})
 		if m != nil {
 			at = m.Time
 		}
@@ -351,7 +352,7 @@ func (r *groupReader) oldestBehind(ctx context.Context, t *streams.Topic, floor 
 		}
 		defer func() { r.found[t.Stream.Name].put(place, at) }()
 		err = r.within(ctx, t.Stream.Name, func(ctx context.Context) error {
-			m, err := r.admin.reads.nextStored(ctx, t, &walkOptions{}, floor)
+			m, err := r.admin.reads.NextStored(ctx, t, &reading.WalkOptions{}, floor)
 			if m != nil {
 				at = m.Time
 			}
@@ -361,13 +362,13 @@ func (r *groupReader) oldestBehind(ctx context.Context, t *streams.Topic, floor 
 	})
 }
 
-// lastSettled is reads.lastSettled, once for each event.
+// lastSettled is reads.LastSettled, once for each event.
 func (r *groupReader) lastSettled(ctx context.Context, t *streams.Topic, info *natsjs.ConsumerInfo) (settledEvent, error) {
 	if info.AckFloor.Consumer == 0 {
 		return settledEvent{}, nil
 	}
 	return r.settled.get(topicPlace{t.Name, info.AckFloor.Stream}, func() (settledEvent, error) {
-		id, ts, err := r.admin.reads.lastSettled(ctx, t, info)
+		id, ts, err := r.admin.reads.LastSettled(ctx, t, info)
 		return settledEvent{id, ts}, err
 	})
 }

@@ -90,7 +90,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 			wg.Go(func() {
 				at := []Position{FromEarliest, FromLatest}[i]
 				g, err := b.join(t.Context(), &joining{topic: "race", group: group, start: func(ctx context.Context, topic *streams.Topic, state natsjs.StreamState) (uint64, error) {
-					return b.reads.resolve(ctx, topic, at, state, "")
+					return b.reads.Resolve(ctx, topic, at.start(), state, "")
 				}})
 				if err != nil {
 					t.Error(err)
@@ -535,7 +535,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.reads.bySequence(t.Context(), topic, old.Sequence)
+	e, err := b.reads.BySequence(t.Context(), topic, old.Sequence)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -130,9 +130,9 @@ type handleTable struct {
 	forwards *quota.Places // of settlements under way to other hubs, by hub
 }
 
-func newHandleTable(c *core, r *reads) *handleTable {
+func newHandleTable(c *core) *handleTable {
 	h := &handleTable{core: c, hub: strings.TrimPrefix(nats.NewInbox(), hubInbox), forwards: newForwards()}
-	h.keys = &handleKeys{reads: r, known: make(map[uint32][]byte)}
+	h.keys = &handleKeys{core: c, known: make(map[uint32][]byte)}
 	h.leases.live = make(map[uint64]*Delivery)
 	h.leases.settled = make(map[uint64]SettleOp)
 	return h

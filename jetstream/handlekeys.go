@@ -42,7 +42,7 @@ type handleKey struct {
 // handleKeys are the keys that this hub knows. It keeps those that were removed from the bucket,
 // and signs with the newest of the bucket. Its methods may be called concurrently.
 type handleKeys struct {
-	reads *reads
+	core *core
 
 	reading sync.Mutex // held while the bucket is read
 
@@ -95,7 +95,7 @@ func (k *handleKeys) readSoonLocked() *keyReading {
 	r := &keyReading{done: make(chan struct{})}
 	k.next = r
 	after := max(handleKeysRetry-time.Since(k.tried), 0)
-	if !k.reads.conn.Start(func() { k.readAgain(r, after) }) {
+	if !k.core.conn.Start(func() { k.readAgain(r, after) }) {
 		k.next, r.err = nil, event.ErrClosed
 		close(r.done)
 	}
@@ -123,7 +123,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	defer close(r.done)
 	select {
 	case <-time.After(after):
-	case <-k.reads.conn.Ctx.Done():
+	case <-k.core.conn.Ctx.Done():
 		r.err = event.ErrClosed
 		return
 	}
@@ -132,7 +132,7 @@ func (k *handleKeys) readAgain(r *keyReading, after time.Duration) {
 	k.mu.Lock()
 	k.next, k.tried = nil, time.Now()
 	k.mu.Unlock()
-	r.err = k.load(k.reads.conn.Ctx)
+	r.err = k.load(k.core.conn.Ctx)
 }
 
 // ensure waits until there is a key that signs. One that is old signs on until the bucket can be
@@ -153,7 +153,7 @@ func (k *handleKeys) load(ctx context.Context) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
-	c, err := Collections{k.reads}.Open(ctx, handlesBucket)
+	c, err := Collections{k.core}.Open(ctx, handlesBucket)
 	if err != nil {
 		return err
 	}

@@ -81,16 +81,19 @@ func consumersOf(tb testing.TB, b *Bus, topic string) int {
 	return info.State.Consumers
 }
 
+// waitingSearches is how many searches of one client run or wait (Limits.IDSearches).
+const waitingSearches = 64
+
 // A client whose searches have all of its places waits, and others find theirs.
 func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	publish(t, b, "places", "1")
 	for range b.limits.IDSearchesPerClient {
-		if !b.reads.ids.places.Enter(t.Context(), "busy", idSearchQueue, func() { t.Error("no place") }) {
+		if !b.reads.Searches.Enter(t.Context(), "busy", waitingSearches, func() { t.Error("no place") }) {
 			t.Fatal("no place")
 		}
-		defer b.reads.ids.places.Leave("busy")
+		defer b.reads.Searches.Leave("busy")
 	}
 	if err := searchFor(t, b, "places", "other", "quiet"); !unknownID(err) {
 		t.Errorf("another client's search: %v", err)
@@ -104,7 +107,7 @@ func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
 	const tooMany = 10
-	results := make(chan error, idSearchQueue+tooMany)
+	results := make(chan error, waitingSearches+tooMany)
 	var waiting sync.WaitGroup
 	for range cap(results) - b.limits.IDSearchesPerClient {
 		waiting.Go(func() { results <- subscribeAfter(ctx, b, "busy") })
@@ -183,7 +186,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, left := in[id]; left {
-				if got, err := b.reads.ids.find(t.Context(), info, id, state, ""); err != nil || got != seq {
+				if got, err := b.reads.Find(t.Context(), info, id, state, ""); err != nil || got != seq {
 					t.Fatalf("%s of %s is at %d, %v; want %d", id, topic, got, err, seq)
 				}
 			}
@@ -191,8 +194,8 @@ func TestWhatSearchesRemember(t *testing.T) {
 				break
 			}
 		}
-		if recent := b.streams.Recent.IDs.Load(); b.reads.ids.known > known || recent > known {
-			t.Fatalf("%d and %d ids are kept", b.reads.ids.known, recent)
+		if recent := b.streams.Recent.IDs.Load(); b.reads.KnownIDs() > known || recent > known {
+			t.Fatalf("%d and %d ids are kept", b.reads.KnownIDs(), recent)
 		}
 	}
 	for id := range stored["a"] {

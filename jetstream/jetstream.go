@@ -38,6 +38,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -50,7 +51,7 @@ const closeWait = 3 * time.Second
 type Bus struct {
 	*core
 	streams    *streams.Streams
-	reads      *reads
+	reads      *reading.Reads
 	access     *access
 	backups    *backups
 	records    *records
@@ -99,19 +100,19 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	}
 	b := &Bus{core: c}
 	b.streams = streams.New(b.streamsConfig())
-	b.reads = newReads(b.core, b.streams)
+	b.reads = reading.New(b.readingConfig(b.streams))
 	b.access = newAccess(b.core)
 	b.backups = newBackups(b.core)
 	b.records = newRecords(b.core, b.streams)
 	b.schemas = newSchemas(b.core)
 	b.publishing = newPublishing(b.core, b.streams, b.reads, b.schemas)
 	b.queues = newQueues(b.core, b.streams, b.records)
-	b.letters = newLetters(b.reads, b.records, b.publishing, b.queues, b.backups)
+	b.letters = newLetters(b.core, b.streams, b.reads, b.records, b.publishing, b.queues, b.backups)
 	b.admin = newAdmin(b.core, b.streams, b.reads, b.records, b.publishing)
 	b.groups = newGroupRegistry(b.core)
 	b.lingering = newLingering(b.groups)
 	b.subscriptions = newSubscriptionRegistry(b.core, b.streams)
-	b.handles = newHandleTable(b.core, b.reads)
+	b.handles = newHandleTable(b.core)
 	b.conn.Hooks = conn.Hooks{
 		Cut:       b.linkCut,
 		Lost:      b.linkLost,
@@ -205,7 +206,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.admin.rejects() {
 		b.conn.Start(b.admin.keepTopics)
 	}
-	b.conn.Start(b.reads.listings.tend)
+	b.conn.Start(b.reads.TendListings)
 	b.publishing.schedules.out = b.publishing.newPublisher("")
 	b.conn.Start(b.publishing.schedules.run)
 	if s := b.cfg.Server; s != nil {

@@ -135,7 +135,7 @@ func (a *admin) keep(ctx context.Context, t *streams.Topic) error {
 	state := &info.State
 	over := tooMuch(state, &info.Config)
 	if k.Age > 0 && state.Msgs > 0 && info.TimeStamp.Sub(state.FirstTime) > k.Age {
-		since, err := a.reads.firstSince(ctx, t, info.TimeStamp.Add(-k.Age), state.LastSeq+1)
+		since, err := a.reads.FirstSince(ctx, t, info.TimeStamp.Add(-k.Age), state.LastSeq+1)
 		if err != nil {
 			return err
 		}

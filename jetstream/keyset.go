@@ -95,7 +95,7 @@ func (k *keySet) read() <-chan struct{} {
 		defer close(done)
 		prefix := k.topic.Bucket.Prefix
 		found := make(map[uint64]bool)
-		err := p.messages.readThrough(p.conn.Ctx, k.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+		err := p.messages.Through(p.conn.Ctx, k.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
 			if strings.HasPrefix(m.Subject, prefix) {
 				op := m.Header.Get(headerOperation)
 				found[maphash.String(keySeed, tokenKey(m.Subject[len(prefix):]))] = op != "" && op != "PUT"
@@ -183,7 +183,7 @@ func (k *keySet) made(ctx context.Context, key, client string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, keyLookWait)
 	defer cancel()
-	_, err := k.publishing.reads.latest(ctx, k.topic, key)
+	_, err := k.publishing.reads.Latest(ctx, k.topic, key)
 	return err == nil
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
@@ -37,7 +38,7 @@ const (
 type letters struct {
 	*core
 	streams    *streams.Streams
-	reads      *reads
+	reads      *reading.Reads
 	records    *records
 	publishing *publishing
 	queues     *queues
@@ -49,10 +50,10 @@ type letters struct {
 	puttingBack   chan struct{} // held by who puts events back now
 }
 
-func newLetters(r *reads, records *records, p *publishing, q *queues, k *backups) *letters {
-	l := r.limits
+func newLetters(c *core, s *streams.Streams, r *reading.Reads, records *records, p *publishing, q *queues, k *backups) *letters {
+	l := c.limits
 	return &letters{
-		core: r.core, streams: r.streams, reads: r, records: records, publishing: p, queues: q, backups: k,
+		core: c, streams: s, reads: r, records: records, publishing: p, queues: q, backups: k,
 		book:          newLetterBook(),
 		redrives:      quota.NewPlaces(l.Redrives, (l.Redrives+1)/2),
 		putBackShares: quota.New(float64(l.PutBackShare)/shareTime.Seconds(), l.PutBackShare, l.Topics, nil),
@@ -373,7 +374,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 	}
 	next := max(from, 1)
 	if !filter.Since.IsZero() {
-		first, err := d.messages.leaderNext(ctx, s.name, 0, streams.Farthest(filter.Since), s.subjects)
+		first, err := d.messages.LeaderNext(ctx, s.name, 0, streams.Farthest(filter.Since), s.subjects)
 		if err != nil {
 			return d.conn.Unavailable(err)
 		}
@@ -382,46 +383,22 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 		}
 		next = max(next, first.Seq)
 	}
-	for failed := 0; ; {
-		began := next
-		err := d.lettersOn(ctx, s, &next, filter, f)
-		own, stops := errors.AsType[*stopError](err)
-		switch {
-		case err == nil, stops && errors.Is(own.err, errLettersEnded):
-			return nil
-		case stops:
-			return own.err
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case d.conn.Ctx.Err() != nil:
-			return event.ErrClosed
-		}
-		if failed++; next > began {
-			failed = 1
-		}
-		if failed == readAgain {
-			return d.conn.Unavailable(err)
-		}
-		if err := d.conn.Pause(ctx, 100*time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
-// lettersOn reads through one consumer until that has no more. next is the sequence to go on with.
-func (d *letters) lettersOn(ctx context.Context, s *letterStream, next *uint64, filter *LetterFilter, f func(*Letter, *conn.StoredMsg) error) error {
-	return d.reads.readWindows(ctx, s.name, next, s.last, s.subjects, pullBatch, func(window []*conn.StoredMsg) error {
+	err := d.messages.Windows(ctx, s.name, &next, s.last, s.subjects, reading.PullBatch, nil, func(window []*conn.StoredMsg) error {
 		for _, m := range window {
 			if m.Seq > s.last || !filter.Until.IsZero() && m.Time.UnixMilli() > filter.Until.UnixMilli() {
-				return &stopError{errLettersEnded}
+				return reading.Own(errLettersEnded)
 			}
 			if err := f(readLetter(s.name, m), m); err != nil {
-				return &stopError{err}
+				return reading.Own(err)
 			}
-			*next = m.Seq + 1
+			next = m.Seq + 1
 		}
 		return nil
 	})
+	if errors.Is(err, errLettersEnded) {
+		return nil
+	}
+	return err
 }
 
 // streamCursor is a place in a stream: where a list goes on, or what a dry run has seen ends.

@@ -66,11 +66,11 @@ func TestListingOnACluster(t *testing.T) {
 		last = set(t, hubs[0], topic, strconv.Itoa(i), "0")
 	}
 	filled(t, hubs[0], topic, strconv.Itoa(steady-1), last)
-	info, err := hubs[0].reads.compacted(t.Context(), topic)
+	info, err := hubs[0].reads.Compacted(t.Context(), topic)
 	if err != nil {
 		t.Fatal(err)
 	}
-	streams := []string{info.Stream.Name, info.Bucket.Stream, listingsStream}
+	streams := []string{info.Stream.Name, info.Bucket.Stream, "KV_eventhub_listings"}
 	listAll(t, hubs[0], topic, 100) // makes the bucket of records
 	c.healthy(streams...)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -250,7 +250,7 @@ func TestRecordsOfListings(t *testing.T) {
 	fillListed(t, b, topic, 100)
 	_, js := nativeConn(t, url)
 	records := func() uint64 {
-		s, err := js.Stream(t.Context(), listingsStream)
+		s, err := js.Stream(t.Context(), "KV_eventhub_listings")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -261,10 +261,8 @@ func TestRecordsOfListings(t *testing.T) {
 	if n := records(); n < 2+9 {
 		t.Errorf("there are %d records, want 11", n)
 	}
-	if names := b.reads.listings.due(time.Now()); len(names) != 1 {
-		t.Errorf("%d listings have ended", len(names))
-	} else {
-		b.reads.forgetGiven(t.Context(), names[0])
+	if n := b.reads.ForgetListings(time.Now()); n != 1 {
+		t.Errorf("%d listings have ended", n)
 	}
 	if n := records(); n != 2 {
 		t.Errorf("there are %d records, want 2", n)
@@ -285,52 +283,6 @@ func TestRecordsOfListings(t *testing.T) {
 	if records() != n {
 		t.Error("a listing of one page leaves records")
 	}
-}
-
-func TestListingCursor(t *testing.T) {
-	t.Parallel()
-	c := newListingCursor("a.b", time.Unix(1, 2), 3)
-	c.pos, c.last = 4, 5
-	got, err := parseListingCursor(c.text(), "a.b")
-	if err != nil || got != c {
-		t.Errorf("got %+v, %v, want %+v", got, err, c)
-	}
-	for want, text := range map[string]string{"another topic": c.text(), "no cursor": c.text() + "="} {
-		if _, err := parseListingCursor(text, "a.c"); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q", err, want)
-		}
-	}
-	c.began -= 3_601
-	if _, err := parseListingCursor(c.text(), "a.b"); err == nil || !strings.Contains(err.Error(), "more than an hour ago") {
-		t.Errorf("an old one: %v", err)
-	}
-	if c.keyHash("k") == c.keyHash("l") {
-		t.Error("two keys have one hash")
-	}
-	other := newListingCursor("a.b", time.Unix(1, 2), 3)
-	if c.keyHash("k") == other.keyHash("k") {
-		t.Error("a key has one hash in two listings")
-	}
-	if got := c.keyHash(strings.Repeat("k", 2*MaxKey)); got == 0 { // of a native publisher
-		t.Error("a long key has no hash")
-	}
-}
-
-// FuzzListingCursor wants a refusal, or a cursor that is written as it was read.
-func FuzzListingCursor(f *testing.F) {
-	c := newListingCursor("a", time.Now(), 7)
-	f.Add(c.text())
-	f.Add("")
-	f.Add("\x00")
-	f.Fuzz(func(t *testing.T, text string) {
-		c, err := parseListingCursor(text, "a")
-		switch known, ok := errors.AsType[*event.Error](err); {
-		case err == nil && c.text() != text:
-			t.Errorf("%q is read as %q", text, c.text())
-		case err != nil && (!ok || known.Code != event.CodeBadOptions):
-			t.Errorf("%q: %v", text, err)
-		}
-	})
 }
 
 func TestListingBounds(t *testing.T) {

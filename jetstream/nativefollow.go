@@ -17,6 +17,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -315,7 +316,7 @@ func (n *nativeMaps) subscribe(ctx context.Context) error {
 func (n *nativeMaps) callForEcho(ctx context.Context, name string) error {
 	stream := "KV_" + attemptsBucket
 	_, err := n.access.conn.JS.CreateConsumer(ctx, stream, natsjs.ConsumerConfig{
-		Name: name, AckPolicy: natsjs.AckNonePolicy, DeliverPolicy: natsjs.DeliverNewPolicy, MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1,
+		Name: name, AckPolicy: natsjs.AckNonePolicy, DeliverPolicy: natsjs.DeliverNewPolicy, MemoryStorage: true, InactiveThreshold: reading.MakeWait, Replicas: 1,
 	})
 	if err != nil {
 		return err

@@ -180,7 +180,7 @@ func TestNativeMapCostsNothing(t *testing.T) {
 	// Readers of events are no groups.
 	m.settled()
 	for range 5 {
-		if err := bus.messages.readThrough(t.Context(), objectName("map.3"), 1, false, func(*conn.StoredMsg) error { return nil }); err != nil {
+		if err := bus.messages.Through(t.Context(), objectName("map.3"), 1, false, func(*conn.StoredMsg) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := m.js.OrderedConsumer(t.Context(), objectName("map.3"), natsjs.OrderedConsumerConfig{}); err != nil {

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/topics"
@@ -16,7 +17,7 @@ import (
 type publishing struct {
 	*core
 	streams *streams.Streams
-	reads   *reads
+	reads   *reading.Reads
 	schemas *schemas
 
 	publisher *Publisher    // of the bus itself; nil until begin
@@ -34,7 +35,7 @@ type publishing struct {
 	firstLetters  firstLetters
 }
 
-func newPublishing(c *core, s *streams.Streams, r *reads, m *schemas) *publishing {
+func newPublishing(c *core, s *streams.Streams, r *reading.Reads, m *schemas) *publishing {
 	l := c.limits
 	p := &publishing{
 		core: c, streams: s, reads: r, schemas: m,

@@ -383,7 +383,7 @@ func (q *queues) sweepOrphans(ctx context.Context, handle natsjs.Stream, kept ma
 			continue
 		}
 		seen[queue] = true
-		m, err := q.messages.leaderNext(ctx, putBackStream, 1, time.Time{}, []string{subject})
+		m, err := q.messages.LeaderNext(ctx, putBackStream, 1, time.Time{}, []string{subject})
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -63,16 +64,16 @@ const (
 // of the topic.
 func (a Admin) RepairBucket(ctx context.Context, topic string, opts RepairOptions) (BucketReport, error) {
 	b := a.bus
-	t, err := b.reads.compacted(ctx, topic)
+	t, err := b.reads.Compacted(ctx, topic)
 	if err != nil {
-		return BucketReport{Topic: topic}, b.reads.readFailed(err)
+		return BucketReport{Topic: topic}, b.messages.Failed(err)
 	}
 	r := repair{admin: b.admin, topic: t, opts: opts}
 	if r.report, err = b.admin.checkBucket(ctx, t); err == nil {
 		err = r.run(ctx)
 	}
 	if err != nil {
-		return r.report, b.reads.readFailed(err)
+		return r.report, b.messages.Failed(err)
 	}
 	b.log.InfoContext(ctx, "the bucket of a compacted topic was repaired", slog.String("topic", topic), slog.String("bucket", r.report.Bucket),
 		slog.String("faults", strings.Join(r.report.Faults, "; ")), slog.Int("foreign_entries", r.report.ForeignTotal))
@@ -132,13 +133,13 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 	if _, named := info.Config.Metadata[streams.BucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
 		return nil
 	}
-	err := r.admin.messages.readThrough(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+	err := r.admin.messages.Through(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
 		if _, ours := r.topic.EntryOrigin(m); ours {
-			return errStopWalk
+			return reading.ErrStop
 		}
 		return nil
 	})
-	if errors.Is(err, errStopWalk) {
+	if errors.Is(err, reading.ErrStop) {
 		return nil
 	}
 	if err == nil {
@@ -199,7 +200,7 @@ type foreignKey struct {
 // foreign finds and replaces what native clients wrote.
 func (r *repair) foreign(ctx context.Context) error {
 	var found []*foreignKey
-	err := r.admin.messages.readThrough(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+	err := r.admin.messages.Through(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
 		token, inside := strings.CutPrefix(m.Subject, r.topic.Bucket.Prefix)
 		if _, ours := r.topic.EntryOrigin(m); ours || !inside {
 			return nil

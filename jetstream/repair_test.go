@@ -214,7 +214,7 @@ func TestBucketThatStandsBeyondTheStream(t *testing.T) {
 	b := open(t, Config{Topics: compactedRules, bucketCheck: time.Hour})
 	r := set(t, b, "state.a", "k", "1")
 	filled(t, b, "state.a", "k", r)
-	ti, err := b.reads.compacted(t.Context(), "state.a")
+	ti, err := b.reads.Compacted(t.Context(), "state.a")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +11,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -159,7 +159,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		return moved, nil, err
 	}
 	if how.counts {
-		if moved, err = b.reads.effect(taken.ctx, t, taken.info, taken.to); err != nil { //nolint:contextcheck // made of ctx
+		if moved, err = effectOf(taken.ctx, b.reads, t, taken.info, taken.to); err != nil { //nolint:contextcheck // made of ctx
 			taken.end(false)
 			return moved, nil, err
 		}
@@ -226,7 +226,7 @@ func (b *Bus) aimOf(ctx context.Context, t *streams.Topic, group string, to Posi
 		if info == nil {
 			return aim{}, event.ErrNotFound
 		}
-		seq, err := b.reads.stepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
+		seq, err := b.reads.StepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
 		return aim{start: seq}, err
 	case atBookmark:
 		return b.records.aimAtBookmark(ctx, t, group, to.id, state)
@@ -236,7 +236,7 @@ func (b *Bus) aimOf(ctx context.Context, t *streams.Topic, group string, to Posi
 		}
 		return aim{start: floorOf(info) + 1, place: true}, nil
 	default:
-		seq, err := b.reads.resolve(ctx, t, to, state, "")
+		seq, err := b.reads.Resolve(ctx, t, to.start(), state, "")
 		return aim{start: seq}, err
 	}
 }
@@ -246,100 +246,8 @@ func floorOf(info *natsjs.ConsumerInfo) uint64 {
 	return max(info.AckFloor.Stream, max(info.Config.OptStartSeq, 1)-1)
 }
 
-// stepBack returns the sequence of the event that is n events before the first one behind floor, or
-// of the first event if there are fewer.
-func (r *reads) stepBack(ctx context.Context, t *streams.Topic, floor, n uint64, state natsjs.StreamState) (uint64, error) {
-	first := max(state.FirstSeq, 1)
-	if floor < first {
-		return floor + 1, nil
-	}
-	behind, err := r.countFrom(ctx, t, floor+1)
-	if err != nil {
-		return 0, err
-	}
-	enough := func(seq uint64) (bool, error) { // n events or more are in seq..floor
-		count, err := r.countFrom(ctx, t, seq)
-		return count >= behind+n, err
-	}
-	low, high := first, floor+1 // the answer is in low..high; high has too few
-	if n <= floor {
-		// Without gaps this is it.
-		guess := max(floor-n+1, first)
-		ok, err := enough(guess)
-		if err != nil {
-			return 0, err
-		}
-		if ok {
-			low = guess
-			if n == floor-guess+1 {
-				return guess, nil
-			}
-		} else {
-			high = guess
-		}
-	}
-	if ok, err := enough(low); err != nil || !ok {
-		return low, err // there are fewer
-	}
-	for low+1 < high {
-		middle := low + (high-low)/2
-		ok, err := enough(middle)
-		switch {
-		case err != nil:
-			return 0, err
-		case ok:
-			low = middle
-		default:
-			high = middle
-		}
-	}
-	return low, nil
-}
-
-// countFrom counts the events of a topic from a sequence on. The server counts them when it makes a
-// consumer; nobody reads them.
-func (r *reads) countFrom(ctx context.Context, t *streams.Topic, seq uint64) (uint64, error) {
-	c, err := r.conn.JS.CreateConsumer(ctx, t.Stream.Name, natsjs.ConsumerConfig{
-		Name: rand.Text(), AckPolicy: natsjs.AckNonePolicy, FilterSubjects: t.Filters(), DeliverPolicy: natsjs.DeliverByStartSequencePolicy,
-		OptStartSeq: max(seq, 1), MemoryStorage: true, InactiveThreshold: walkMakes, Replicas: 1, HeadersOnly: true,
-	})
-	if err != nil {
-		return 0, r.conn.Unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.Stream.Name, err))
-	}
-	info := c.CachedInfo()
-	r.deleteConsumer(ctx, t.Stream.Name, info.Name)
-	return info.NumPending, nil
-}
-
-// between counts the events of a topic in from..to. sure is false when the topic changed meanwhile
-// again and again.
-func (r *reads) between(ctx context.Context, t *streams.Topic, from, to uint64) (n uint64, sure bool, err error) {
-	if from > to {
-		return 0, true, nil
-	}
-	for range 3 {
-		before, err := r.countFrom(ctx, t, to+1)
-		if err != nil {
-			return 0, false, err
-		}
-		all, err := r.countFrom(ctx, t, from)
-		if err != nil {
-			return 0, false, err
-		}
-		after, err := r.countFrom(ctx, t, to+1)
-		if err != nil {
-			return 0, false, err
-		}
-		n = max(all, before) - before
-		if before == after {
-			return n, true, nil
-		}
-	}
-	return n, false, nil
-}
-
-// effect computes what a move does to a group as its consumer is: nil for a group that is new.
-func (r *reads) effect(ctx context.Context, t *streams.Topic, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
+// effectOf computes what a move does to a group as its consumer is: nil for a group that is new.
+func effectOf(ctx context.Context, r *reading.Reads, t *streams.Topic, info *natsjs.ConsumerInfo, to aim) (Moved, error) {
 	if info == nil {
 		return Moved{}, nil
 	}
@@ -347,7 +255,7 @@ func (r *reads) effect(ctx context.Context, t *streams.Topic, info *natsjs.Consu
 	newest := max(info.Delivered.Stream, floor) // behind it, nothing was delivered
 	pending := uint64(max(info.NumAckPending, 0))
 	count := func(m *Moved, from, upTo uint64) (uint64, error) {
-		n, sure, err := r.between(ctx, t, from, upTo)
+		n, sure, err := r.Between(ctx, t, from, upTo)
 		m.AtMost = m.AtMost || !sure
 		return n, err
 	}

@@ -26,7 +26,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 	if at.kind != atID {
 		for i := range names {
 			starts[i] = func(ctx context.Context, t *streams.Topic, state natsjs.StreamState) (uint64, error) {
-				return b.reads.resolve(ctx, t, at, state, s.opts.CountFor)
+				return b.reads.Resolve(ctx, t, at.start(), state, s.opts.CountFor)
 			}
 		}
 		return starts, nil
@@ -58,7 +58,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 		if !missing {
 			continue // nothing needs the event: it is not searched for
 		}
-		seq, held, err := b.reads.ids.locate(ctx, t, at.id, state, s.opts.CountFor)
+		seq, held, err := b.reads.Locate(ctx, t, at.id, state, s.opts.CountFor)
 		switch refused, ok := errors.AsType[*event.Error](err); {
 		case ok && refused.Code == event.CodeUnknownID:
 			unknown = err
@@ -70,7 +70,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 				break // the topic has lost the event, or another topic holds it: since decides
 			}
 			if since.IsZero() {
-				if event, err := b.reads.bySequence(ctx, t, seq); err == nil {
+				if event, err := b.reads.BySequence(ctx, t, seq); err == nil {
 					since = time.Unix(0, event.StoredAt)
 				}
 			}
@@ -90,7 +90,7 @@ func (s *Subscription) starts(ctx context.Context, names []string) ([]startFunc,
 			return nil, unknown
 		}
 		starts[i] = func(ctx context.Context, t *streams.Topic, state natsjs.StreamState) (uint64, error) {
-			return b.reads.resolve(ctx, t, FromTime(since), state, s.opts.CountFor)
+			return b.reads.Resolve(ctx, t, FromTime(since).start(), state, s.opts.CountFor)
 		}
 	}
 	return starts, nil

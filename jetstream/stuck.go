@@ -8,6 +8,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/native"
 )
 
@@ -191,7 +192,7 @@ func (g *group) declare(state stuckState) {
 	b := g.bus
 	ctx, cancel := context.WithTimeout(b.conn.Ctx, lossWait)
 	defer cancel()
-	oldest, err := b.reads.nextStored(ctx, g.topic, &walkOptions{}, max(state.newest, g.first-1))
+	oldest, err := b.reads.NextStored(ctx, g.topic, &reading.WalkOptions{}, max(state.newest, g.first-1))
 	if err != nil || oldest == nil {
 		return
 	}

@@ -138,7 +138,7 @@ func (t Topic) info(ctx context.Context, at *streams.Topic, state natsjs.StreamS
 
 // ends reads the oldest and the newest event of a topic.
 func (a *admin) ends(ctx context.Context, t *streams.Topic) (first, last *event.Event, err error) {
-	m, err := a.messages.leaderNext(ctx, t.Stream.Name, 1, time.Time{}, t.Filters())
+	m, err := a.messages.LeaderNext(ctx, t.Stream.Name, 1, time.Time{}, t.Filters())
 	if err != nil || m == nil {
 		return nil, nil, err
 	}
@@ -186,7 +186,7 @@ func (a *admin) lossesOf(ctx context.Context, t *streams.Topic, groups map[strin
 		bySubject[lossSubject(t, group)] = group
 	}
 	var lost []GroupLoss
-	_, err := a.reads.messages.readAll(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.Stream.Name + ".>"}, func(m *conn.StoredMsg) error {
+	_, err := a.messages.All(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.Stream.Name + ".>"}, func(m *conn.StoredMsg) error {
 		group, known := bySubject[m.Subject]
 		book := lossBook{}
 		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.Stream.Created) {
@@ -306,7 +306,7 @@ func (t Topic) Purge(ctx context.Context, opts PurgeOptions) (Purged, error) {
 		return Purged{}, a.conn.Unavailable(err)
 	}
 	if opts.DryRun {
-		left, err := a.reads.countFrom(ctx, at, before)
+		left, err := a.reads.CountFrom(ctx, at, before)
 		if err != nil {
 			return Purged{}, a.conn.Unavailable(err)
 		}
@@ -342,10 +342,10 @@ func (t Topic) purgeEnd(ctx context.Context, at *streams.Topic, state natsjs.Str
 	case opts.All:
 		return state.LastSeq + 1, nil
 	case opts.Through != "":
-		seq, err := t.admin.reads.ids.find(ctx, at, opts.Through, state, "")
+		seq, err := t.admin.reads.Find(ctx, at, opts.Through, state, "")
 		return min(seq, state.LastSeq) + 1, err
 	default:
-		return t.admin.reads.firstSince(ctx, at, streams.Farthest(opts.Before), state.LastSeq+1)
+		return t.admin.reads.FirstSince(ctx, at, streams.Farthest(opts.Before), state.LastSeq+1)
 	}
 }
 

@@ -72,7 +72,7 @@ func (t *turn) end(ctx context.Context) {
 func (t *turn) first(ctx context.Context, other turnKind) (bool, error) {
 	r := t.records
 	for from := uint64(1); ; {
-		m, err := r.messages.leaderNext(ctx, "KV_"+retentionBucket, from, time.Time{}, []string{other.subject(t.stream) + "*"})
+		m, err := r.messages.LeaderNext(ctx, "KV_"+retentionBucket, from, time.Time{}, []string{other.subject(t.stream) + "*"})
 		if err != nil {
 			return false, err
 		}

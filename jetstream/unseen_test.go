@@ -120,7 +120,7 @@ func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	}
 	read := make(chan error, 1)
 	go func() {
-		e, err := b.reads.bySequence(t.Context(), topic, 3)
+		e, err := b.reads.BySequence(t.Context(), topic, 3)
 		if err == nil && string(e.Payload) != "3" {
 			err = fmt.Errorf("event 3 is %s", e.Payload)
 		}
@@ -138,7 +138,7 @@ func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.reads.bySequence(t.Context(), topic, 2); !errors.Is(err, event.ErrNotFound) {
+	if _, err := b.reads.BySequence(t.Context(), topic, 2); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("an event that was removed: %v", err)
 	}
 }

@@ -38,7 +38,7 @@ func TestDeepPagesLeaveNothingOut(t *testing.T) {
 		}
 		seen[key] = true
 	}
-	if len(want) < exactPage || !slices.Equal(got, want) {
+	if len(want) < 10_000 || !slices.Equal(got, want) {
 		t.Errorf("got %d keys, want %d", len(got), len(want))
 	}
 }
@@ -46,7 +46,7 @@ func TestDeepPagesLeaveNothingOut(t *testing.T) {
 // A page or a listing looks at a bounded number of removed keys. A listing goes on behind them.
 func TestRemovedKeysAreBoundedPerPage(t *testing.T) {
 	t.Parallel()
-	const removed = pagePassed + 5_000
+	const removed = 20_000 + 5_000
 	b := open(t, Config{Topics: compactedRules})
 	set(t, b, "state.a", "first", "1")
 	p := b.NewPublisher()
@@ -124,7 +124,7 @@ func TestAPageOfLettersReadsFewBytes(t *testing.T) {
 
 // Searches for ids that no event has cost little: the events are read once, and not once a search.
 func TestSearchesForUnknownIDsCostLittle(t *testing.T) { // it measures CPU
-	const n, searches, most = maxIDSearch, 50, 150 * time.Millisecond
+	const n, searches, most = 100_000, 50, 150 * time.Millisecond
 	b := open(t, Config{})
 	ids := fillWithIDs(t, b, "many", n)
 	for name, id := range map[string]func() string{
@@ -165,7 +165,7 @@ func TestSearchesForUnknownIDsCostLittle(t *testing.T) { // it measures CPU
 // The first search for an id that no event has costs little, too, where this hub has published the
 // events: it reads none of them.
 func TestFirstSearchOfPublishedIDsCostsLittle(t *testing.T) { // it measures CPU
-	const n, most = maxIDSearch, 150 * time.Millisecond
+	const n, most = 100_000, 150 * time.Millisecond
 	b := open(t, Config{})
 	p := b.NewPublisher()
 	ids := make([]string, n)

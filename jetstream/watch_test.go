@@ -155,7 +155,7 @@ func TestWatchReturnsTheErrorOfItsFunction(t *testing.T) {
 	if err := b.Keys("state.a").Watch(t.Context(), nil, func(*event.Event) error { return stop }); err != stop { //nolint:errorlint // it is returned as it is
 		t.Errorf("got %v", err)
 	}
-	err := b.Keys("state.a").Watch(t.Context(), make([]string, watchKeys+1), func(*event.Event) error { return nil })
+	err := b.Keys("state.a").Watch(t.Context(), make([]string, 1_001), func(*event.Event) error { return nil })
 	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadOptions {
 		t.Errorf("got %v", err)
 	}

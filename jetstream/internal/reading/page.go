@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -29,9 +29,9 @@ func notCompacted(topic string) error {
 	return &event.Error{Code: event.CodeBadTopic, Msg: fmt.Sprintf("topic %s is not compacted: give it compaction in the topics file", topic), Err: event.ErrNotCompacted}
 }
 
-// compacted is readable for topics with a bucket.
-func (r *reads) compacted(ctx context.Context, topic string) (*streams.Topic, error) {
-	t, err := r.streams.Readable(ctx, topic)
+// Compacted is readable for topics with a bucket.
+func (r *Reads) Compacted(ctx context.Context, topic string) (*streams.Topic, error) {
+	t, err := r.Streams.Readable(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
@@ -41,31 +41,15 @@ func (r *reads) compacted(ctx context.Context, topic string) (*streams.Topic, er
 	return t, nil
 }
 
-// Page returns up to limit (1..1,000) events of a compacted topic, one per key, the newest first.
-// It skips the offset newest events, and all removed keys. A key that changes meanwhile moves to
-// the front. A topic that does not exist has no events. A page ends early, but not before its first
-// event, when its events exceed 32 MiB; the next page then begins at offset plus the number of
-// events returned. Keys that are written or removed between two calls change the offsets of other
-// keys, so a series of pages may omit keys that exist throughout. To read all keys, use List or
-// Each.
-//
-// As long as the sum of offset and limit is at most 10,000, removed keys do not count in the
-// offset. Beyond that they do, and an event may then be in two pages; while nothing is written, no
-// event is omitted.
-//
-// A page takes a few milliseconds as long as each key was written once. Otherwise the server counts
-// keys for each page, which takes about 0.1 s for 1,000,000 keys. Page returns an *Error
-// (overloaded) when more than 20,000 of the newest keys were removed; List passes over them, a part
-// on each page.
-func (k Keys) Page(ctx context.Context, offset, limit int) ([]*event.Event, error) {
-	r, topic := k.reads, k.topic
+// Page is Keys.Page.
+func (r *Reads) Page(ctx context.Context, topic string, offset, limit int) ([]*event.Event, error) {
 	if offset < 0 {
 		return nil, event.BadOptions("offset is %d: it is 0 or more", offset)
 	}
 	if limit < 1 || limit > maxPage {
 		return nil, event.BadOptions("limit is %d: 1 to %d are allowed", limit, maxPage)
 	}
-	t, err := r.compacted(ctx, topic)
+	t, err := r.Compacted(ctx, topic)
 	var page []*event.Event
 	if err == nil {
 		page, err = r.latestPage(ctx, t, offset, limit)
@@ -74,24 +58,24 @@ func (k Keys) Page(ctx context.Context, offset, limit int) ([]*event.Event, erro
 		return nil, nil // no topic, or no bucket
 	}
 	if err != nil {
-		return nil, r.readFailed(err)
+		return nil, r.Messages.Failed(err)
 	}
 	return page, nil
 }
 
-// errBehind is returned where a replica has nothing yet of what the leader has told of.
-var errBehind = errors.New("jetstream: a replica does not have the entries of a page yet")
+// ErrBehind is returned where a replica has nothing yet of what the leader has told of.
+var ErrBehind = errors.New("jetstream: a replica does not have the entries of a page yet")
 
 // latestPage begins a page anew when the replica that was asked is behind. An empty page would say
 // that there are no more keys.
-func (r *reads) latestPage(ctx context.Context, t *streams.Topic, offset, limit int) ([]*event.Event, error) {
+func (r *Reads) latestPage(ctx context.Context, t *streams.Topic, offset, limit int) ([]*event.Event, error) {
 	for deadline := time.Now().Add(pageWait); ; {
-		p := pageRead{core: r.core, topic: t}
+		p := pageRead{reads: r, topic: t}
 		page, err := p.read(ctx, offset, limit)
-		if !errors.Is(err, errBehind) || time.Now().After(deadline) {
+		if !errors.Is(err, ErrBehind) || time.Now().After(deadline) {
 			return page, err
 		}
-		if err := r.conn.Pause(ctx, 20*time.Millisecond); err != nil {
+		if err := r.Conn.Pause(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
@@ -100,14 +84,14 @@ func (r *reads) latestPage(ctx context.Context, t *streams.Topic, offset, limit 
 // pageRead reads a page of a bucket. The server reads forward only, so the page's beginning is
 // found first, by counting.
 type pageRead struct {
-	core  *core
+	reads *Reads
 	topic *streams.Topic
 
 	first, last, entries uint64 // of the bucket's stream, at first
 }
 
 func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*event.Event, error) {
-	info, err := p.core.conn.FindStream(ctx, p.topic.Bucket.Stream)
+	info, err := p.reads.Conn.FindStream(ctx, p.topic.Bucket.Stream)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +123,7 @@ func (p *pageRead) read(ctx context.Context, offset, limit int) ([]*event.Event,
 			return page, nil
 		}
 		if need == most {
-			p.core.obs.LimitReached("page_passed")
+			p.reads.Obs.LimitReached("page_passed")
 			return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("over %d of the newest keys of topic %s were removed, and a page passes over no more: list the keys, which passes over all (next, without offset)", pagePassed, p.topic.Name)}
 		}
 		// Too many removed keys were among them: look further back.
@@ -161,7 +145,7 @@ func (p *pageRead) events(ctx context.Context, start, n uint64, skip, limit int)
 			size += heldBytes(e)
 		}
 		if size > pageBytes {
-			return errStopWalk
+			return ErrStop
 		}
 		return nil
 	})
@@ -194,7 +178,7 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 	size := 0
 	err = p.each(ctx, from, to-from+1, false, func(m *conn.StoredMsg) error {
 		if m.Seq > to {
-			return errStopWalk
+			return ErrStop
 		}
 		if e, _, ok := p.topic.Entry(m); ok && !e.Tombstone {
 			page = append(page, e)
@@ -206,7 +190,7 @@ func (p *pageRead) fewEvents(ctx context.Context, start, n uint64, skip, limit i
 			page = page[1:]
 		}
 		if m.Seq == to {
-			return errStopWalk
+			return ErrStop
 		}
 		return nil
 	})
@@ -255,7 +239,7 @@ func (p *pageRead) findStart(ctx context.Context, need uint64) (start, count uin
 
 // count is how many entries there are from seq on, and the sequence of the first of them.
 func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err error) {
-	_, err = p.core.conn.Direct(ctx, p.topic.Bucket.Stream, &conn.DirectQuery{Seq: seq, Batch: 1}, func(m *conn.StoredMsg, pending uint64) error {
+	_, err = p.reads.Conn.Direct(ctx, p.topic.Bucket.Stream, &conn.DirectQuery{Seq: seq, Batch: 1}, func(m *conn.StoredMsg, pending uint64) error {
 		first, n = m.Seq, pending+1
 		return nil
 	})
@@ -267,30 +251,30 @@ func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err 
 func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
 	stream := p.topic.Bucket.Stream
 	if headersOnly || n > 2*conn.MaxDirect {
-		err := p.core.messages.readThrough(ctx, stream, start, headersOnly, func(m *conn.StoredMsg) error {
+		err := p.reads.Messages.Through(ctx, stream, start, headersOnly, func(m *conn.StoredMsg) error {
 			if n == 0 {
-				return errStopWalk
+				return ErrStop
 			}
 			n--
 			return f(m)
 		})
-		if errors.Is(err, errStopWalk) {
+		if errors.Is(err, ErrStop) {
 			return nil
 		}
 		return err
 	}
 	for n > 0 {
 		q := &conn.DirectQuery{Seq: start, Batch: int(min(n, conn.MaxDirect))}
-		end, err := p.core.conn.Direct(ctx, stream, q, func(m *conn.StoredMsg, _ uint64) error {
+		end, err := p.reads.Conn.Direct(ctx, stream, q, func(m *conn.StoredMsg, _ uint64) error {
 			start = m.Seq + 1
 			n--
 			return f(m)
 		})
-		if errors.Is(err, errStopWalk) {
+		if errors.Is(err, ErrStop) {
 			return nil
 		}
 		if err == nil && end.Got == 0 {
-			err = errBehind
+			err = ErrBehind
 		}
 		if err != nil || end.Pending == 0 {
 			return err

@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -23,38 +23,22 @@ const (
 	listingBytes = 4 << 20
 )
 
-// ListOptions selects the page of a listing that Keys.List returns.
+// ListOptions selects a page of a listing, as the ListOptions of the bus.
 type ListOptions struct {
-	// Next is Listing.Next of the previous page; "" begins a listing.
-	Next string
-	// Limit is the most events: 1..1,000.
+	Next  string
 	Limit int
-	// Bytes is the approximate size limit of all events of the page in memory; a single event may
-	// exceed it. Default 32 MiB.
 	Bytes int
 }
 
-// Listing is a page of a listing.
+// Listing is a page of a listing, as the Listing of the bus.
 type Listing struct {
-	// Events has one event per key, in no particular order.
 	Events []*event.Event
-	// Next is the ListOptions.Next of the next page, or "" at the end.
-	Next string
-	// Cut is set when the page ended because of ListOptions.Bytes.
-	Cut bool
+	Next   string
+	Cut    bool
 }
 
-// List lists the newest events of all keys of a compacted topic, page by page. A key that exists
-// from the first call to the last comes exactly once, whatever is written and removed meanwhile,
-// and whichever hubs serve the pages. A key that is created or removed meanwhile comes at most
-// once. A page before the end may have fewer events than Limit, or none. A page may be requested
-// again. A topic that does not exist has no events.
-//
-// A listing may take an hour. List returns an *Error when it cannot continue the listing, because
-// the listing took longer, or because its bucket or the records of its pages were removed. Begin a
-// new listing then.
-func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
-	r, topic := k.reads, k.topic
+// List is Keys.List.
+func (r *Reads) List(ctx context.Context, topic string, opts ListOptions) (Listing, error) {
 	if opts.Limit < 1 || opts.Limit > maxPage {
 		return Listing{}, event.BadOptions("limit is %d: 1 to %d are allowed", opts.Limit, maxPage)
 	}
@@ -62,7 +46,7 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 		opts.Bytes = pageBytes
 	}
 	l := listing{reads: r, opts: opts}
-	t, err := r.compacted(ctx, topic)
+	t, err := r.Compacted(ctx, topic)
 	if err == nil {
 		l.topic = t
 		err = l.read(ctx)
@@ -77,7 +61,7 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 		return Listing{}, errListingOver("the topic's bucket was created again")
 	}
 	if err != nil {
-		return Listing{}, r.readFailed(err)
+		return Listing{}, r.Messages.Failed(err)
 	}
 	return l.page, nil
 }
@@ -86,7 +70,7 @@ func (k Keys) List(ctx context.Context, opts ListOptions) (Listing, error) {
 // entry from before the listing began is the first of its key that comes by. One that was written
 // since may be of a key that was given already: the records of the pages tell.
 type listing struct {
-	reads  *reads
+	reads  *Reads
 	topic  *streams.Topic
 	opts   ListOptions
 	at     listingCursor
@@ -140,7 +124,7 @@ func (l *listing) begin(ctx context.Context) error {
 			return nil
 		}
 	}
-	info, err := l.reads.conn.FindStream(ctx, l.topic.Bucket.Stream)
+	info, err := l.reads.Conn.FindStream(ctx, l.topic.Bucket.Stream)
 	switch {
 	case err != nil:
 		return err
@@ -189,7 +173,7 @@ func (l *listing) entries(ctx context.Context) (entries []*conn.StoredMsg, last 
 	}
 	enough := errors.New("enough")
 	size := 0
-	r := allRead{messages: l.reads.messages, stream: l.topic.Bucket.Stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, conn.MaxDirect)}
+	r := allRead{messages: l.reads.Messages, stream: l.topic.Bucket.Stream, created: time.Unix(0, l.at.created), from: l.at.pos + 1, few: true, batch: min(limit, conn.MaxDirect)}
 	r.f = func(m *conn.StoredMsg) error {
 		entries = append(entries, m)
 		if size += m.Size; len(entries) == limit || size > listingBytes {

@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -9,30 +9,23 @@ import (
 	"eventhub/jetstream/internal/conn"
 )
 
-// Place is a place in the stream of a topic.
+// Place is a place in the stream of a topic, as the Place of the bus.
 type Place struct {
-	// Stream is the name of the stream, and Made when it was created: a stream of the same name
-	// that is created later is another one.
-	Stream string
-	Made   time.Time
-	// First is the sequence of the oldest event that the stream holds, and Last that of the newest
-	// one it ever held. A stream that never had an event has 1 and 0.
+	Stream      string
+	Made        time.Time
 	First, Last uint64
-	// Family reports that the stream holds other topics, too: sequences do not count the events of
-	// the topic.
-	Family bool
+	Family      bool
 }
 
-// Place returns where the topic is. It returns ErrNotFound when the topic does not exist. With a
-// client, it creates the topic instead, if the client may create one more.
-func (h History) Place(ctx context.Context, client string) (Place, error) {
+// Place is History.Place.
+func (r *Reads) Place(ctx context.Context, topic string, client string) (Place, error) {
 	for try := 1; ; try++ {
 		if client != "" {
-			if _, err := h.reads.streams.Topic(ctx, h.topic, client); err != nil {
+			if _, err := r.Streams.Topic(ctx, topic, client); err != nil {
 				return Place{}, err
 			}
 		}
-		t, state, err := h.reads.streams.FreshExisting(ctx, h.topic)
+		t, state, err := r.Streams.FreshExisting(ctx, topic)
 		if errors.Is(err, event.ErrNotFound) && client != "" && try < 3 {
 			continue // it was deleted meanwhile
 		}
@@ -50,9 +43,8 @@ const (
 	backLimit  = 100_000
 )
 
-// Back returns the sequence after which at most n events of the topic come, up to the sequence of
-// place.Last. It looks at the last 100,000 events of the stream.
-func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
+// Back is History.Back.
+func (r *Reads) Back(ctx context.Context, topic string, place Place, n int) (uint64, error) {
 	least := place.First - 1
 	if place.Last-min(least, place.Last) > backLimit {
 		least = place.Last - backLimit
@@ -66,7 +58,7 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 		}
 		return least, nil
 	}
-	t, err := h.reads.streams.Existing(ctx, h.topic)
+	t, err := r.Streams.Existing(ctx, topic)
 	if err != nil {
 		return 0, err
 	}
@@ -77,9 +69,9 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 		}
 		last := make([]uint64, 0, n) // a circle
 		seen := 0
-		err := h.reads.walk(ctx, t, walkOptions{start: from + 1, headersOnly: true, batch: 1_000}, func(m *conn.StoredMsg) error {
+		err := r.Walk(ctx, t, WalkOptions{Start: from + 1, HeadersOnly: true, Batch: 1_000}, func(m *conn.StoredMsg) error {
 			if m.Seq > place.Last {
-				return errStopWalk
+				return ErrStop
 			}
 			if len(last) < n {
 				last = append(last, m.Seq)
@@ -101,16 +93,14 @@ func (h History) Back(ctx context.Context, place Place, n int) (uint64, error) {
 	}
 }
 
-// Snapshot calls f with the newest event of every key of a compacted topic, as Each does, and
-// returns the sequence of the topic's stream up to which that is the present state: every key that
-// changed later has an event behind it.
-func (k Keys) Snapshot(ctx context.Context, f func(*event.Event) error) (upTo uint64, err error) {
-	t, err := k.reads.compacted(ctx, k.topic)
+// Snapshot is Keys.Snapshot.
+func (r *Reads) Snapshot(ctx context.Context, topic string, f func(*event.Event) error) (upTo uint64, err error) {
+	t, err := r.Compacted(ctx, topic)
 	if err != nil {
-		return 0, k.reads.readFailed(err)
+		return 0, r.Messages.Failed(err)
 	}
 	ident := ""
-	_, err = k.reads.messages.readAll(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
+	_, err = r.Messages.All(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
 		e, at, ok := t.Entry(m)
 		if !ok {
 			return nil
@@ -120,7 +110,7 @@ func (k Keys) Snapshot(ctx context.Context, f func(*event.Event) error) (upTo ui
 		} else { // what came before is of an earlier stream
 			ident, upTo = at.Ident, at.Seq
 		}
-		return stopped(f(e))
+		return Own(f(e))
 	})
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return upTo, own.err
@@ -128,5 +118,5 @@ func (k Keys) Snapshot(ctx context.Context, f func(*event.Event) error) (upTo ui
 	if errors.Is(err, event.ErrNotFound) {
 		return 0, nil
 	}
-	return upTo, k.reads.readFailed(err)
+	return upTo, r.Messages.Failed(err)
 }

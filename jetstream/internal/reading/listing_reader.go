@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -30,7 +30,7 @@ const (
 // about a page ahead: while a client takes one, the next one comes. The server forgets the consumer
 // by itself when the hub dies.
 type listingReader struct {
-	core   *core
+	reads  *Reads
 	link   *conn.Link
 	stream string
 	name   string // of the consumer
@@ -51,17 +51,17 @@ type listingReader struct {
 var errReaderEnded = errors.New("jetstream: the reader of a listing has no more")
 
 // openReader makes the consumer.
-func (r *reads) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
-	reader := &listingReader{core: r.core, link: r.conn.Link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
+func (r *Reads) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
+	reader := &listingReader{reads: r, link: r.Conn.Link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
 	reader.came = make(chan *nats.Msg, maxPage+8) // and the messages that end pulls
 	var err error
 	if reader.sub, err = reader.link.NC.ChanSubscribe(reader.inbox+".*", reader.came); err != nil {
 		return nil, err
 	}
 	// When ctx ends while the server makes the consumer, the consumer would stay behind.
-	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
+	making, made := context.WithTimeout(context.WithoutCancel(ctx), MakeWait)
 	defer made()
-	_, err = r.conn.JS.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+	_, err = r.Conn.JS.CreateConsumer(making, stream, natsjs.ConsumerConfig{
 		Name: reader.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 10 * time.Second,
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: pos + 1,
 	})
@@ -113,7 +113,7 @@ func (r *listingReader) ask(n int) error {
 	if err != nil {
 		return err
 	}
-	subject := r.core.conn.API + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
+	subject := r.reads.Conn.API + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
 	r.pulls++
 	if err := r.link.NC.PublishMsg(&nats.Msg{Subject: subject, Reply: r.answers(), Data: body}); err != nil {
 		return err
@@ -182,13 +182,13 @@ func (r *listingReader) close(ctx context.Context) {
 	_ = r.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = r.core.conn.JS.DeleteConsumer(ctx, r.stream, r.name)
+	_ = r.reads.Conn.JS.DeleteConsumer(ctx, r.stream, r.name)
 }
 
 // listings are the readers that wait for the next page of their listing, and the listings that have
 // ended.
 type listings struct {
-	reads *reads
+	reads *Reads
 
 	mu       sync.Mutex
 	readers  int               // that are open, idle or not: at most Limits.ListingReaders
@@ -228,7 +228,7 @@ func (s *listings) put(r *listingReader) {
 // cannot: listings do without.
 func (s *listings) open(ctx context.Context, c *listingCursor, stream string) *listingReader {
 	for !s.reserve() {
-		s.reads.obs.LimitReached("listing_readers")
+		s.reads.Obs.LimitReached("listing_readers")
 		oldest := s.overdue(time.Now(), 1)
 		if len(oldest) == 0 {
 			return nil
@@ -248,7 +248,7 @@ func (s *listings) open(ctx context.Context, c *listingCursor, stream string) *l
 func (s *listings) reserve() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.readers >= s.reads.limits.ListingReaders {
+	if s.readers >= s.reads.Limits.ListingReaders {
 		return false
 	}
 	s.readers++
@@ -267,27 +267,26 @@ func (s *listings) close(ctx context.Context, r *listingReader) {
 	s.release()
 }
 
-// tend ends readers that have waited for too long, and removes the records of listings that have
-// ended, until the bus closes.
-func (s *listings) tend() {
+// TendListings ends readers that have waited for too long, and removes the records of listings that
+// have ended, until the bus closes.
+func (r *Reads) TendListings() {
+	s := r.listings
 	tick := time.NewTicker(listingTend)
 	defer tick.Stop()
 	for {
 		var now time.Time
 		select {
-		case <-s.reads.conn.Ctx.Done():
-			for _, r := range s.overdue(time.Now(), math.MaxInt) {
-				_ = r.sub.Unsubscribe() // the server finds out the rest
+		case <-r.Conn.Ctx.Done():
+			for _, reader := range s.overdue(time.Now(), math.MaxInt) {
+				_ = reader.sub.Unsubscribe() // the server finds out the rest
 			}
 			return
 		case now = <-tick.C:
 		}
-		for _, r := range s.overdue(now.Add(-listingIdle), math.MaxInt) {
-			s.close(s.reads.conn.Ctx, r)
+		for _, reader := range s.overdue(now.Add(-listingIdle), math.MaxInt) {
+			s.close(r.Conn.Ctx, reader)
 		}
-		for _, name := range s.due(now.Add(-listingGrace)) {
-			s.reads.forgetGiven(s.reads.conn.Ctx, name)
-		}
+		r.ForgetListings(now.Add(-listingGrace))
 	}
 }
 

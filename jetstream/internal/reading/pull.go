@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 // Bounds of a rangePull.
 const (
 	// of one pull. The next one begins when half of it has been read.
-	pullBatch = 512
+	PullBatch = 512
 	pullBytes = 512 << 10
 	pullsMost = 3
 	// pullSilence is how long the server may take to send what was asked for.
@@ -36,15 +36,15 @@ var errPulled = errors.New("jetstream: a range has no more messages")
 // of its reader. The server forgets the consumer by itself when the hub dies. A message that is
 // lost on the way ends the rangePull; the reader begins a new one behind the last message.
 type rangePull struct {
-	core    *core
-	link    *conn.Link
-	stream  string
-	name    string // of the consumer
-	subject string // of pulls
-	inbox   string
-	sub     *nats.Subscription
-	came    chan *nats.Msg // has room for all that was asked for
-	silence *time.Timer
+	messages *Messages
+	link     *conn.Link
+	stream   string
+	name     string // of the consumer
+	subject  string // of pulls
+	inbox    string
+	sub      *nats.Subscription
+	came     chan *nats.Msg // has room for all that was asked for
+	silence  *time.Timer
 
 	batch int
 	asked int    // messages that may still come
@@ -61,26 +61,26 @@ type rangePull struct {
 
 // openRangePull makes the consumer of a rangePull that begins with a sequence, for given subjects
 // if there are any.
-func (r *reads) openRangePull(ctx context.Context, stream string, from uint64, subjects []string, batch int) (*rangePull, error) {
+func (r *Messages) openRangePull(ctx context.Context, stream string, from uint64, subjects []string, batch int) (*rangePull, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	link := r.conn.Link()
+	link := r.Conn.Link()
 	if link.Cluster.Load() {
 		// The consumer is made over this connection. Servers behind others may learn of it later.
-		link = r.conn.Links[0]
+		link = r.Conn.Links[0]
 	}
-	p := &rangePull{core: r.core, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
-	p.subject = r.conn.API + "CONSUMER.MSG.NEXT." + stream + "." + p.name
+	p := &rangePull{messages: r, link: link, stream: stream, name: rand.Text(), inbox: nats.NewInbox(), batch: max(batch, 1)}
+	p.subject = r.Conn.API + "CONSUMER.MSG.NEXT." + stream + "." + p.name
 	p.came = make(chan *nats.Msg, 4*p.batch+16) // and what ends pulls
 	var err error
 	if p.sub, err = p.link.NC.ChanSubscribe(p.inbox+".*", p.came); err != nil {
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
 	// When ctx ends while the server makes the consumer, the consumer would stay behind.
-	making, made := context.WithTimeout(context.WithoutCancel(ctx), walkMakes)
+	making, made := context.WithTimeout(context.WithoutCancel(ctx), MakeWait)
 	defer made()
-	_, err = r.conn.JS.CreateConsumer(making, stream, natsjs.ConsumerConfig{
+	_, err = r.Conn.JS.CreateConsumer(making, stream, natsjs.ConsumerConfig{
 		Name: p.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: pullForgotten,
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), FilterSubjects: subjects,
 	})
@@ -92,30 +92,66 @@ func (r *reads) openRangePull(ctx context.Context, stream string, from uint64, s
 	return p, nil
 }
 
-// readWindows reads messages of a stream in order from *next up to last through one consumer, and
-// calls f with each window of them. f sets *next behind what it has taken. readWindows returns nil
-// at the end, and errBehind where the replica that was read has not what the leader has.
-func (r *reads) readWindows(ctx context.Context, stream string, next *uint64, last uint64, subjects []string, batch int, f func([]*conn.StoredMsg) error) error {
+// Windows reads messages of a stream in order from *next up to last, of given subjects if there are
+// any, and calls f with each window of them. f sets *next behind what it has taken; an error of its
+// own, as Own marks it, ends the reading, and is returned. What is cut off begins again at *next,
+// after a call of again if that is not nil.
+func (r *Messages) Windows(ctx context.Context, stream string, next *uint64, last uint64, subjects []string, batch int, again func(context.Context) error, f func([]*conn.StoredMsg) error) error {
+	for failed := 0; ; {
+		began := *next
+		err := r.windows(ctx, stream, next, last, subjects, batch, f)
+		own, stops := errors.AsType[*stopError](err)
+		switch {
+		case err == nil:
+			return nil
+		case stops:
+			return own.err
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case r.Conn.Ctx.Err() != nil:
+			return event.ErrClosed
+		}
+		if failed++; *next > began {
+			failed = 1
+		}
+		if failed == tries {
+			return r.Conn.Unavailable(err)
+		}
+		if err := r.Conn.Pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+		if again == nil {
+			continue
+		}
+		if err := again(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// windows reads through one consumer. It returns nil at the end, and ErrBehind where the replica
+// that was read has not what the leader has.
+func (r *Messages) windows(ctx context.Context, stream string, next *uint64, last uint64, subjects []string, batch int, f func([]*conn.StoredMsg) error) error {
 	p, err := r.openRangePull(ctx, stream, *next, subjects, batch)
 	if err != nil {
 		return err
 	}
 	defer p.close(ctx)
-	window := make([]*conn.StoredMsg, 0, pullBatch)
+	window := make([]*conn.StoredMsg, 0, PullBatch)
 	for {
 		if err := ctx.Err(); err != nil { // a quick server would keep the reader from its end
 			return err
 		}
 		window, err = p.window(ctx, window[:0])
 		if errors.Is(err, errPulled) { // that replica has no more: what does the leader say?
-			left, err := r.messages.leaderNext(ctx, stream, *next, time.Time{}, subjects)
+			left, err := r.LeaderNext(ctx, stream, *next, time.Time{}, subjects)
 			switch {
 			case err != nil:
 				return err
 			case left == nil || left.Seq > last:
 				return nil
 			}
-			return errBehind
+			return ErrBehind
 		}
 		if err != nil {
 			return err
@@ -241,7 +277,7 @@ func (p *rangePull) wait(ctx context.Context) (*nats.Msg, error) {
 		return m, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-p.core.conn.Ctx.Done():
+	case <-p.messages.Conn.Ctx.Done():
 		return nil, event.ErrClosed
 	case <-p.silence.C:
 		return nil, fmt.Errorf("%w: the server is silent", conn.ErrFeedCut)
@@ -254,5 +290,5 @@ func (p *rangePull) close(ctx context.Context) {
 	_ = p.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = p.core.conn.JS.DeleteConsumer(ctx, p.stream, p.name)
+	_ = p.messages.Conn.JS.DeleteConsumer(ctx, p.stream, p.name)
 }

@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/streams"
-	"eventhub/jetstream/quota"
+	"eventhub/jetstream/native"
 )
 
 // Bounds of the search for an id (protocol section 3).
@@ -42,14 +42,20 @@ const (
 // read once, and not once a search. The index has hashes only; the stream has the last word on a
 // match.
 type idSearches struct {
-	reads  *reads
-	places *quota.Places
-	seed   maphash.Seed
+	reads *Reads
+	seed  maphash.Seed
 
 	mu     sync.Mutex
 	topics map[idTopic]*topicIDs
 	known  int    // ids, at most Limits.IDsKnown after each search
 	uses   uint64 // searches
+}
+
+// KnownIDs returns how many ids searches remember.
+func (r *Reads) KnownIDs() int {
+	r.ids.mu.Lock()
+	defer r.ids.mu.Unlock()
+	return r.ids.known
 }
 
 // idTopic is one topic of one stream; a stream that was created again is another one.
@@ -76,35 +82,35 @@ type idRange struct {
 	seqs     []uint64
 }
 
-func newIDSearches(r *reads) *idSearches {
+func newIDSearches(r *Reads) *idSearches {
 	return &idSearches{
-		reads: r, places: quota.NewPlaces(r.limits.IDSearches, r.limits.IDSearchesPerClient), seed: maphash.MakeSeed(),
+		reads: r, seed: maphash.MakeSeed(),
 		topics: make(map[idTopic]*topicIDs),
 	}
 }
 
-// find is the sequence of the event with the id, or an unknown_id *Error. A UUIDv7 that is older
+// Find is the sequence of the event with the id, or an unknown_id *Error. A UUIDv7 that is older
 // than the first event that is left gives the sequence before that one. A search that finds no
 // place in time gets overloaded, and one of a client that has too many gets rate_limited.
-func (x *idSearches) find(ctx context.Context, t *streams.Topic, id string, state natsjs.StreamState, client string) (uint64, error) {
-	seq, _, err := x.locate(ctx, t, id, state, client)
+func (r *Reads) Find(ctx context.Context, t *streams.Topic, id string, state natsjs.StreamState, client string) (uint64, error) {
+	seq, _, err := r.Locate(ctx, t, id, state, client)
 	return seq, err
 }
 
-// locate is find, and reports whether the topic holds the event. Where it does not, the event may
+// Locate is Find, and reports whether the topic holds the event. Where it does not, the event may
 // also be one of another topic that was stored in the millisecond of this topic's first event.
-func (x *idSearches) locate(ctx context.Context, t *streams.Topic, id string, state natsjs.StreamState, client string) (seq uint64, held bool, err error) {
+func (r *Reads) Locate(ctx context.Context, t *streams.Topic, id string, state natsjs.StreamState, client string) (seq uint64, held bool, err error) {
 	unknown := func(why string) (uint64, bool, error) {
 		return 0, false, &event.Error{Code: event.CodeUnknownID, Msg: "no event of this topic has the id of afterId: " + why}
 	}
-	if stream, seq, ok := nativeID(id); ok && stream == t.Stream.Name {
+	if stream, seq, ok := native.ParsePlace(id); ok && stream == t.Stream.Name {
 		if seq == 0 || seq > state.LastSeq {
 			return unknown("its sequence is beyond the end")
 		}
 		return seq, true, nil
 	}
 	made, v7 := streams.MadeAt(id)
-	found, err := x.search(ctx, t, id, state, client)
+	found, err := r.ids.search(ctx, t, id, state, client)
 	switch {
 	case err != nil || found > 0:
 		return found, err == nil, err
@@ -129,13 +135,13 @@ func (x *idSearches) search(ctx context.Context, t *streams.Topic, id string, st
 	r := x.reads
 	ctx, cancel := context.WithTimeout(ctx, idSearchWait)
 	defer cancel()
-	if !x.places.Enter(ctx, client, idSearchQueue, func() { r.obs.LimitReached("id_searches") }) {
+	if !x.reads.Searches.Enter(ctx, client, idSearchQueue, func() { r.Obs.LimitReached("id_searches") }) {
 		if ctx.Err() == nil {
 			return 0, &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("%d searches for afterId of this client run or wait: try again later", idSearchQueue)}
 		}
 		return 0, errSearchLate(ctx)
 	}
-	defer x.places.Leave(client)
+	defer x.reads.Searches.Leave(client)
 	from, to, err := x.bounds(ctx, t, id, state)
 	if err != nil || from > to {
 		return 0, err
@@ -173,7 +179,7 @@ func (x *idSearches) bounds(ctx context.Context, t *streams.Topic, id string, st
 		if !at.After(state.FirstTime) {
 			return max(state.FirstSeq, 1), nil
 		}
-		return r.firstSince(ctx, t, at, end)
+		return r.FirstSince(ctx, t, at, end)
 	}
 	if from, err = since(made.Add(-idSearchBefore)); err != nil {
 		return 0, 0, err
@@ -186,7 +192,7 @@ func (x *idSearches) bounds(ctx context.Context, t *streams.Topic, id string, st
 		from = max(from, near-idSearchEarlier)
 	}
 	if last := made.Add(idSearchAfter); last.Before(state.LastTime) {
-		if end, err = r.firstSince(ctx, t, last.Add(time.Nanosecond), end); err != nil {
+		if end, err = r.FirstSince(ctx, t, last.Add(time.Nanosecond), end); err != nil {
 			return 0, 0, err
 		}
 	}
@@ -229,10 +235,10 @@ func (x *idSearches) close(ids *topicIDs) {
 	ids.known = known
 	ids.users--
 	<-ids.turn
-	if x.known <= x.reads.limits.IDsKnown {
+	if x.known <= x.reads.Limits.IDsKnown {
 		return
 	}
-	x.reads.obs.LimitReached("ids_known")
+	x.reads.Obs.LimitReached("ids_known")
 	unused := make([]idTopic, 0, len(x.topics))
 	for key, ids := range x.topics {
 		if ids.users == 0 {
@@ -241,7 +247,7 @@ func (x *idSearches) close(ids *topicIDs) {
 	}
 	slices.SortFunc(unused, func(a, b idTopic) int { return int(x.topics[a].used) - int(x.topics[b].used) }) //nolint:gosec // counts of searches
 	for _, key := range unused {
-		if x.known <= x.reads.limits.IDsKnown {
+		if x.known <= x.reads.Limits.IDsKnown {
 			return
 		}
 		x.known -= x.topics[key].known
@@ -301,11 +307,11 @@ func (x *idSearches) scan(ctx context.Context, t *streams.Topic, id string, from
 
 // compare returns the sequence if its event has the id, else 0.
 func (x *idSearches) compare(ctx context.Context, t *streams.Topic, seq uint64, id string) (uint64, error) {
-	switch e, err := x.reads.bySequence(ctx, t, seq); {
+	switch e, err := x.reads.BySequence(ctx, t, seq); {
 	case errors.Is(err, event.ErrNotFound): // removed since
 		return 0, nil
 	case err != nil:
-		return 0, x.reads.conn.Unavailable(err)
+		return 0, x.reads.Conn.Unavailable(err)
 	case e.ID != id:
 		return 0, nil
 	default:
@@ -329,25 +335,25 @@ func (x *idSearches) read(ctx context.Context, t *streams.Topic, ids *topicIDs, 
 	}
 	next()
 	began, read, ended := time.Now(), 0, false
-	err := x.reads.walk(ctx, t, walkOptions{start: from, headersOnly: true}, func(m *conn.StoredMsg) error {
+	err := x.reads.Walk(ctx, t, WalkOptions{Start: from, HeadersOnly: true}, func(m *conn.StoredMsg) error {
 		if m.Seq > to {
 			ended = true
-			return errStopWalk
+			return ErrStop
 		}
 		p := next()
-		p.hashes = append(p.hashes, maphash.String(x.seed, storedID(m.Header, t.Stream.Name, m.Seq)))
+		p.hashes = append(p.hashes, maphash.String(x.seed, native.StoredID(m.Header, t.Stream.Name, m.Seq)))
 		p.seqs = append(p.seqs, m.Seq)
 		p.to, from = m.Seq, m.Seq+1
 		if read++; read == limit {
-			return errStopWalk
+			return ErrStop
 		}
 		if read%idPiece > 0 {
 			return nil
 		}
-		return x.reads.conn.Pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
+		return x.reads.Conn.Pause(ctx, time.Duration(read)*time.Second/idSearchRate-time.Since(began))
 	})
 	if err == nil && (ended || read < limit) {
-		p.to = to // walk has read all that the leader had
+		p.to = to // Walk has read all that the leader had
 	}
 	return err
 }

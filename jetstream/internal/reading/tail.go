@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -14,21 +14,15 @@ import (
 // received no event from behind the gap.
 var ErrDropped = errors.New("jetstream: the stream has dropped events behind that position")
 
-// Tail calls f, in order, with every event of a topic after a sequence of its stream ("" for
-// whichever stream the topic has). It calls f once with nil when f has received everything that was
-// stored at the call of Tail, and then with new events. Tail ends when ctx ends or f returns an
-// error, and returns the error. Tail joins no group. After a lost connection, Tail continues at its
-// position. It returns ErrDropped if the next events are gone, also when the topic's bounds
-// overtake the reader (but not in the stream of a family). It returns ErrNotFound when the topic
-// does not exist. Tail calls f from the goroutine of its caller.
-func (h History) Tail(ctx context.Context, stream string, after uint64, f func(*event.Event) error) error {
-	t := &tail{reads: h.reads, name: h.topic, stream: stream, after: after, f: f}
-	return h.reads.messages.keepReading(ctx, h.topic, t.follow, func() uint64 { return t.after }, ErrDropped, event.ErrNotFound)
+// Tail is History.Tail.
+func (r *Reads) Tail(ctx context.Context, topic string, stream string, after uint64, f func(*event.Event) error) error {
+	t := &tail{reads: r, name: topic, stream: stream, after: after, f: f}
+	return r.Messages.Follow(ctx, topic, t.follow, func() uint64 { return t.after }, ErrDropped, event.ErrNotFound)
 }
 
 // tail is where one Tail is.
 type tail struct {
-	reads   *reads
+	reads   *Reads
 	name    string
 	stream  string
 	created time.Time
@@ -39,7 +33,7 @@ type tail struct {
 }
 
 func (t *tail) follow(ctx context.Context) error {
-	topic, state, err := t.reads.streams.FreshExisting(ctx, t.name)
+	topic, state, err := t.reads.Streams.FreshExisting(ctx, t.name)
 	if err != nil {
 		return err
 	}
@@ -50,7 +44,7 @@ func (t *tail) follow(ctx context.Context) error {
 	case t.created.IsZero():
 		t.created, t.present = topic.Stream.Created, state.LastSeq
 	}
-	feed, pending, err := t.reads.conn.OpenFeed(ctx, topic.Stream.Name, natsjs.ConsumerConfig{
+	feed, pending, err := t.reads.Conn.OpenFeed(ctx, topic.Stream.Name, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: t.after + 1, FilterSubjects: topic.Filters(),
 	})
 	if err != nil {
@@ -61,7 +55,7 @@ func (t *tail) follow(ctx context.Context) error {
 		if !t.told && (pending == 0 || t.after >= t.present) {
 			t.told = true
 			if err := t.f(nil); err != nil {
-				return stopped(err)
+				return Own(err)
 			}
 		}
 		patience := time.Duration(0)
@@ -84,7 +78,7 @@ func (t *tail) follow(ctx context.Context) error {
 			}
 		}
 		if err := t.f(topic.Event(m)); err != nil {
-			return stopped(err)
+			return Own(err)
 		}
 		t.after, pending = m.Seq, left
 	}
@@ -93,7 +87,7 @@ func (t *tail) follow(ctx context.Context) error {
 // overtaken returns ErrDropped when the stream has dropped what comes next. Other holes in it are
 // none.
 func (t *tail) overtaken(ctx context.Context) error {
-	topic, state, err := t.reads.streams.FreshExisting(ctx, t.name)
+	topic, state, err := t.reads.Streams.FreshExisting(ctx, t.name)
 	if err != nil {
 		return err
 	}

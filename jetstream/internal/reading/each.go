@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"cmp"
@@ -12,25 +12,13 @@ import (
 	"eventhub/jetstream/native"
 )
 
-// stopped marks an error as the caller's own, which is to be returned as it is.
-func stopped(err error) error {
+// Each is Keys.Each.
+func (r *Reads) Each(ctx context.Context, topic string, f func(*event.Event) error) error {
+	t, err := r.Compacted(ctx, topic)
 	if err == nil {
-		return nil
-	}
-	return &stopError{err}
-}
-
-// Each calls f with the newest event of every key of a compacted topic, the oldest first,
-// tombstones included. A key that is written meanwhile may come twice, the newer event later. Each
-// ends when it has caught up with the writers. It stops when f returns an error, and returns that
-// error. A topic that does not exist has no keys.
-func (k Keys) Each(ctx context.Context, f func(*event.Event) error) error {
-	r, topic := k.reads, k.topic
-	t, err := r.compacted(ctx, topic)
-	if err == nil {
-		_, err = r.messages.readAll(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
+		_, err = r.Messages.All(ctx, t.Bucket.Stream, time.Time{}, 1, nil, func(m *conn.StoredMsg) error {
 			if e, _, ok := t.Entry(m); ok {
-				return stopped(f(e))
+				return Own(f(e))
 			}
 			return nil
 		})
@@ -41,41 +29,35 @@ func (k Keys) Each(ctx context.Context, f func(*event.Event) error) error {
 	if errors.Is(err, event.ErrNotFound) {
 		return nil
 	}
-	return r.readFailed(err)
+	return r.Messages.Failed(err)
 }
 
-// BucketPosition is a position in the bucket of a compacted topic. The zero value is the beginning
-// of the bucket.
+// BucketPosition is a position in a bucket, as the BucketPosition of the bus.
 type BucketPosition struct {
-	// Created is when the bucket was created. The position has no meaning in another bucket.
-	Created time.Time `json:"made"`
-	// Sequence is the last entry that was read.
-	Sequence uint64 `json:"sequence"`
+	Created  time.Time `json:"made"`
+	Sequence uint64    `json:"sequence"`
 }
 
-// EachSince is Each for the keys that changed since an earlier call, which returned since. It reads
-// up to the end of the bucket at the moment of the call, so a key that is written meanwhile may be
-// left for the next call. It returns the position for the next call.
-func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event.Event) error) (BucketPosition, error) {
-	r, topic := k.reads, k.topic
-	t, err := r.compacted(ctx, topic)
+// EachSince is Keys.EachSince.
+func (r *Reads) EachSince(ctx context.Context, topic string, since BucketPosition, f func(*event.Event) error) (BucketPosition, error) {
+	t, err := r.Compacted(ctx, topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return BucketPosition{}, nil
 	}
 	if err != nil {
-		return since, r.readFailed(err)
+		return since, r.Messages.Failed(err)
 	}
-	info, err := r.conn.FindStream(ctx, t.Bucket.Stream)
+	info, err := r.Conn.FindStream(ctx, t.Bucket.Stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return BucketPosition{}, nil
 	}
 	if err != nil {
-		return since, r.conn.Unavailable(err)
+		return since, r.Conn.Unavailable(err)
 	}
 	if !since.Created.Equal(native.StreamMade(info)) || info.State.LastSeq < since.Sequence {
 		since = BucketPosition{Created: native.StreamMade(info)}
 	}
-	err = r.messages.readThrough(ctx, t.Bucket.Stream, since.Sequence+1, false, func(m *conn.StoredMsg) error {
+	err = r.Messages.Through(ctx, t.Bucket.Stream, since.Sequence+1, false, func(m *conn.StoredMsg) error {
 		if e, _, ok := t.Entry(m); ok {
 			if err := f(e); err != nil {
 				return &stopError{err}
@@ -87,10 +69,10 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 	if own, ok := errors.AsType[*stopError](err); ok {
 		return since, own.err
 	}
-	return since, r.readFailed(err)
+	return since, r.Messages.Failed(err)
 }
 
-// readAll calls f for every message, from a sequence on, of a stream that keeps one a subject,
+// All calls f for every message, from a sequence on, of a stream that keeps one a subject,
 // until it has caught up with those who write; of given subjects only, if there are any (at most
 // conn.MaxDirect). What replaces a message lies behind all others: so no subject is left out,
 // however often it is written meanwhile, and f may get one twice, the newer one later. It returns
@@ -98,7 +80,7 @@ func (k Keys) EachSince(ctx context.Context, since BucketPosition, f func(*event
 // made at a moment (zero: whichever there is), or is created again meanwhile.  It has caught up
 // when one direct get has reached the end of a replica that has all that the leader had when it
 // was asked before: what was passed earlier and is not replaced was there then.
-func (r *messages) readAll(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*conn.StoredMsg) error) (uint64, error) {
+func (r *Messages) All(ctx context.Context, stream string, created time.Time, from uint64, subjects []string, f func(*conn.StoredMsg) error) (uint64, error) {
 	all := allRead{messages: r, stream: stream, created: created, subjects: subjects, f: f, from: from}
 	return all.run(ctx)
 }
@@ -120,10 +102,10 @@ func (r *allRead) run(ctx context.Context) (uint64, error) {
 			failed = 0
 			continue
 		}
-		if failed++; failed == readAgain {
-			return r.from, cmp.Or(err, errBehind)
+		if failed++; failed == tries {
+			return r.from, cmp.Or(err, ErrBehind)
 		}
-		if err := r.messages.conn.Pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.messages.Conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return r.from, err
 		}
 	}
@@ -136,7 +118,7 @@ var (
 
 // allRead is where one readAll is.
 type allRead struct {
-	messages *messages
+	messages *Messages
 	stream   string
 	subjects []string
 	f        func(*conn.StoredMsg) error
@@ -150,7 +132,7 @@ type allRead struct {
 
 // round reads on, and reports whether it has caught up.
 func (r *allRead) round(ctx context.Context) (done bool, err error) {
-	info, err := r.messages.conn.FindStream(ctx, r.stream) // the leader answers
+	info, err := r.messages.Conn.FindStream(ctx, r.stream) // the leader answers
 	if err != nil {
 		return false, err
 	}
@@ -164,7 +146,7 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	const many = 2 * conn.MaxDirect // one consumer costs less than so many counts
 	switch {
 	case end+1 < r.from:
-		return false, errBehind // a new leader may be, for a moment
+		return false, ErrBehind // a new leader may be, for a moment
 	case !info.Config.AllowDirect:
 		return false, errNoDirectReads
 	case r.subjects == nil && !r.little && !r.few && info.State.Msgs > many && end > r.from+many:
@@ -191,14 +173,14 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	}
 	// That replica has nothing. Perhaps there is nothing: the last message may not be replaced but
 	// gone.
-	left, err := r.messages.leaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
+	left, err := r.messages.LeaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
 	return err == nil && left == nil, err
 }
 
-// leaderNext asks the leader of a stream for the first message from a sequence on, or since a
+// LeaderNext asks the leader of a stream for the first message from a sequence on, or since a
 // moment of storage where seq is 0; of given subjects if there are any. It is nil when there is
 // none.
-func (r *messages) leaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *conn.StoredMsg, err error) {
+func (r *Messages) LeaderNext(ctx context.Context, stream string, seq uint64, since time.Time, subjects []string) (first *conn.StoredMsg, err error) {
 	if subjects == nil {
 		subjects = []string{">"}
 	}
@@ -207,7 +189,7 @@ func (r *messages) leaderNext(ctx context.Context, stream string, seq uint64, si
 		if seq == 0 {
 			query = map[string]any{"next_by_subj": subject, "start_time": since}
 		}
-		m, err := r.conn.GetMsg(ctx, stream, query)
+		m, err := r.Conn.GetMsg(ctx, stream, query)
 		switch {
 		case errors.Is(err, event.ErrNotFound):
 		case err != nil:

@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"crypto/rand"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/native"
 )
 
 // listingLife is how long a listing may take, so that what was given on its pages need not be known
@@ -101,7 +102,7 @@ func (c *listingCursor) name() string { return base64.RawURLEncoding.EncodeToStr
 
 // keyHash stands for a key in the records of the listing.
 func (c *listingCursor) keyHash(key string) uint64 {
-	var buf [len(listingCursor{}.id) + MaxKey]byte
+	var buf [len(listingCursor{}.id) + native.MaxKey]byte
 	sum := sha256.Sum256(append(append(buf[:0], c.id[:]...), key...))
 	return binary.BigEndian.Uint64(sum[:])
 }

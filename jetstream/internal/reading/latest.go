@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 )
 
 // Bounds of reads by key.
@@ -16,42 +17,27 @@ const (
 	leaderReaders = 16        // questions that one call has at the leader at a time
 )
 
-// Keys reads the newest event of each key of a topic. Most of its methods need a topic with
-// compaction, and return a bad_topic *Error for other topics. A Keys is a small value that costs
-// nothing to create, and creating one checks nothing. Its methods may be called concurrently. They
-// return an internal *Error when NATS fails to answer properly, and ErrClosed. The receiver of an
-// event owns it.
-type Keys struct {
-	reads *reads
-	topic string
-}
-
-// Keys gives access to the newest event of each key of a topic.
-func (b *Bus) Keys(topic string) Keys { return Keys{b.reads, topic} }
-
-// Get returns the newest event of a key. It asks the leader of the topic's stream and, if the
-// stream has no event of the key left, the leader of the bucket. Get therefore sees every publish
-// that was confirmed before the call. The event is a Tombstone when the key was removed. Get
-// returns ErrNotFound when the key is unknown or the topic does not exist.
-func (k Keys) Get(ctx context.Context, key string) (*event.Event, error) {
-	r, topic := k.reads, k.topic
-	t, err := r.streams.Readable(ctx, topic)
+// Get is Keys.Get.
+func (r *Reads) Get(ctx context.Context, topic string, key string) (*event.Event, error) {
+	t, err := r.Streams.Readable(ctx, topic)
 	if err != nil {
-		return nil, r.readFailed(err)
+		return nil, r.Messages.Failed(err)
 	}
-	e, err := r.latest(ctx, t, key)
-	return e, r.readFailed(err)
+	e, err := r.Latest(ctx, t, key)
+	return e, r.Messages.Failed(err)
 }
 
-func (r *reads) latest(ctx context.Context, t *streams.Topic, key string) (*event.Event, error) {
-	m, err := r.conn.LastBySubject(ctx, t.Stream.Name, keyedSubject(t.Name, key))
+// Latest returns the newest event of a key, a tombstone too, or ErrNotFound. One that only the
+// bucket has is Gone.
+func (r *Reads) Latest(ctx context.Context, t *streams.Topic, key string) (*event.Event, error) {
+	m, err := r.Conn.LastBySubject(ctx, t.Stream.Name, native.Subject(t.Name, key))
 	if err == nil {
 		return t.Event(m), nil
 	}
 	if t.Bucket == nil || !errors.Is(err, event.ErrNotFound) {
 		return nil, err
 	}
-	if m, err = r.conn.LastBySubject(ctx, t.Bucket.Stream, t.Bucket.Subject(key)); err != nil {
+	if m, err = r.Conn.LastBySubject(ctx, t.Bucket.Stream, t.Bucket.Subject(key)); err != nil {
 		return nil, err
 	}
 	e, _, ok := t.Entry(m)
@@ -62,41 +48,36 @@ func (r *reads) latest(ctx context.Context, t *streams.Topic, key string) (*even
 	return e, nil
 }
 
-// readFailed keeps what callers know of errors, and hides the rest from clients.
-func (r *reads) readFailed(err error) error {
+// Failed keeps what callers know of errors, and hides the rest from clients.
+func (r *Messages) Failed(err error) error {
 	if err == nil || errors.Is(err, event.ErrNotFound) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return r.conn.Unavailable(err)
+	return r.Conn.Unavailable(err)
 }
 
-// GetMany returns the newest event of each given key, without unknown and removed keys. It reads a
-// single key as Get does, and then sees every publish that was confirmed before. It reads several
-// keys from the bucket of a compacted topic, or from the stream of another topic, at any replica.
-// Such reads may lag, usually by less than a millisecond (RELIABILITY.md). The topic need not be
-// compacted. A topic that does not exist has no keys.
-func (k Keys) GetMany(ctx context.Context, keys []string) (map[string]*event.Event, error) {
-	b, topic := k.reads, k.topic
+// GetMany is Keys.GetMany.
+func (r *Reads) GetMany(ctx context.Context, topic string, keys []string) (map[string]*event.Event, error) {
 	if len(keys) < 2 {
-		return k.GetConsistent(ctx, keys)
+		return r.GetConsistent(ctx, topic, keys)
 	}
-	t, err := b.streams.Readable(ctx, topic)
+	t, err := r.Streams.Readable(ctx, topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return map[string]*event.Event{}, nil
 	}
 	if err != nil {
-		return nil, b.readFailed(err)
+		return nil, r.Messages.Failed(err)
 	}
-	r := keysRead{reads: b, topic: t, found: make(map[string]*event.Event, len(keys)), bucket: t.Bucket != nil}
-	if err := r.all(ctx, keys); err != nil {
-		return nil, b.readFailed(err)
+	read := keysRead{reads: r, topic: t, found: make(map[string]*event.Event, len(keys)), bucket: t.Bucket != nil}
+	if err := read.all(ctx, keys); err != nil {
+		return nil, r.Messages.Failed(err)
 	}
-	return r.found, nil
+	return read.found, nil
 }
 
 // keysRead reads several keys by direct gets.
 type keysRead struct {
-	reads  *reads
+	reads  *Reads
 	topic  *streams.Topic
 	bucket bool // read there, else from the topic's stream
 	found  map[string]*event.Event
@@ -137,13 +118,13 @@ func (r *keysRead) subject(key string) string {
 	if r.bucket {
 		return r.topic.Bucket.Subject(key)
 	}
-	return keyedSubject(r.topic.Name, key)
+	return native.Subject(r.topic.Name, key)
 }
 
 func (r *keysRead) chunk(ctx context.Context, q *conn.DirectQuery, keys []string) error {
 	unsure := false // something was not read that a replica had
 	for upTo := uint64(0); ; {
-		end, err := r.reads.conn.Direct(ctx, r.stream(), q, func(m *conn.StoredMsg, _ uint64) error {
+		end, err := r.reads.Conn.Direct(ctx, r.stream(), q, func(m *conn.StoredMsg, _ uint64) error {
 			r.take(m)
 			return nil
 		})
@@ -191,12 +172,10 @@ func (r *keysRead) take(m *conn.StoredMsg) {
 	}
 }
 
-// GetConsistent is GetMany, but reads every key as Get does. It costs one request to the leader per
-// key.
-func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*event.Event, error) {
-	r, topic := k.reads, k.topic
+// GetConsistent is Keys.GetConsistent.
+func (r *Reads) GetConsistent(ctx context.Context, topic string, keys []string) (map[string]*event.Event, error) {
 	found := make(map[string]*event.Event, len(keys))
-	t, err := r.streams.Readable(ctx, topic)
+	t, err := r.Streams.Readable(ctx, topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return found, nil
 	}
@@ -204,13 +183,13 @@ func (k Keys) GetConsistent(ctx context.Context, keys []string) (map[string]*eve
 		err = r.eachLatestOf(ctx, t, keys, found)
 	}
 	if err != nil {
-		return nil, r.readFailed(err)
+		return nil, r.Messages.Failed(err)
 	}
 	return found, nil
 }
 
 // eachLatestOf reads keys at the leader into found, a few at a time.
-func (r *reads) eachLatestOf(ctx context.Context, t *streams.Topic, keys []string, found map[string]*event.Event) error {
+func (r *Reads) eachLatestOf(ctx context.Context, t *streams.Topic, keys []string, found map[string]*event.Event) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var readers sync.WaitGroup
@@ -227,7 +206,7 @@ func (r *reads) eachLatestOf(ctx context.Context, t *streams.Topic, keys []strin
 				key := keys[next]
 				next++
 				mu.Unlock()
-				e, err := r.latest(ctx, t, key)
+				e, err := r.Latest(ctx, t, key)
 				if err != nil && !errors.Is(err, event.ErrNotFound) {
 					cancel(err)
 					return

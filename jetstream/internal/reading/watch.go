@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -20,38 +20,26 @@ const (
 	watchHidden = 1_024          // keys whose entry in the bucket is not the topic's
 )
 
-// Watch first calls f with the newest event of each given key of a compacted topic, without removed
-// keys. It then calls f once with nil, and then with every change, tombstones included. Without
-// keys, Watch covers all keys; at most 1,000 keys may be given, with 256 KiB of names. Watch ends
-// when ctx ends or f returns an error, and returns the error.
-//
-// The nil comes when f has caught up with the writers. Changes during the first reading may come
-// before the nil, tombstones included, and so may tombstones of a bucket with several copies. Watch
-// omits no change, except that the newest of several changes in close succession may stand for all
-// of them. No key ever goes back in time. Watch continues by itself after a lost connection, and
-// after the removal of the bucket. It creates the topic if it does not exist.
-//
-// Watch calls f from the goroutine of its caller. A slow f delays nobody else.
-func (k Keys) Watch(ctx context.Context, keys []string, f func(*event.Event) error) error {
-	r, topic := k.reads, k.topic
+// Watch is Keys.Watch.
+func (r *Reads) Watch(ctx context.Context, topic string, keys []string, f func(*event.Event) error) error {
 	size := 0
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	for _, key := range keys {
-		if key == "" || len(key) > MaxKey {
-			return event.BadOptions("a key has 1 to %d bytes, not %d", MaxKey, len(key))
+		if key == "" || len(key) > native.MaxKey {
+			return event.BadOptions("a key has 1 to %d bytes, not %d", native.MaxKey, len(key))
 		}
-		size += len(keyToken(key))
+		size += len(native.KeyToken(key))
 	}
 	if len(keys) > watchKeys || size > keysBytes {
 		return event.BadOptions("a watch has %d keys, whose names have %d bytes in NATS; at most %d and %d are allowed: watch all", len(keys), size, watchKeys, keysBytes)
 	}
 	w := &watch{reads: r, name: topic, keys: keys, f: f}
-	return r.messages.keepReading(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
+	return r.Messages.Follow(ctx, topic, w.follow, func() uint64 { return w.bucketSeq })
 }
 
 // watch is where one Watch is.
 type watch struct {
-	reads *reads
+	reads *Reads
 	name  string
 	topic *streams.Topic
 	keys  []string
@@ -93,7 +81,7 @@ func (w *watch) follow(ctx context.Context) error {
 	case !native.StreamMade(info).Equal(w.created) || info.State.LastSeq < w.bucketSeq:
 		if !w.told && w.bucketSeq > 0 {
 			// What is missing of the old one nobody knows.
-			return stopped(w.reads.conn.Unavailable(errors.New("jetstream: watch: the bucket was replaced during the first reading")))
+			return Own(w.reads.Conn.Unavailable(errors.New("jetstream: watch: the bucket was replaced during the first reading")))
 		}
 		w.created, w.bucketSeq = native.StreamMade(info), 0
 		if !w.told {
@@ -105,14 +93,14 @@ func (w *watch) follow(ctx context.Context) error {
 			return err
 		}
 	}
-	feed, _, err := w.reads.conn.OpenFeed(ctx, w.topic.Bucket.Stream, natsjs.ConsumerConfig{
+	feed, _, err := w.reads.Conn.OpenFeed(ctx, w.topic.Bucket.Stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: w.bucketSeq + 1, FilterSubjects: w.subjects(),
 	})
 	if err != nil {
 		return err
 	}
 	defer feed.Close(ctx)
-	if info, err = w.reads.conn.FindStream(ctx, w.topic.Bucket.Stream); err != nil {
+	if info, err = w.reads.Conn.FindStream(ctx, w.topic.Bucket.Stream); err != nil {
 		return err
 	}
 	if !native.StreamMade(info).Equal(w.created) {
@@ -131,28 +119,28 @@ func (w *watch) follow(ctx context.Context) error {
 
 // readPresent hands on what is there, and says so.
 func (w *watch) readPresent(ctx context.Context) error {
-	next, err := w.reads.messages.readAll(ctx, w.topic.Bucket.Stream, w.created, w.bucketSeq+1, w.subjects(), func(m *conn.StoredMsg) error { return w.take(ctx, m) })
+	next, err := w.reads.Messages.All(ctx, w.topic.Bucket.Stream, w.created, w.bucketSeq+1, w.subjects(), func(m *conn.StoredMsg) error { return w.take(ctx, m) })
 	if err != nil {
 		return err
 	}
 	w.bucketSeq = next - 1
 	w.told = true
-	return stopped(w.f(nil))
+	return Own(w.f(nil))
 }
 
 // find makes what is missing, and returns the bucket's stream.
 func (w *watch) find(ctx context.Context) (info *natsjs.StreamInfo, err error) {
 	for range 3 {
-		if w.topic, err = w.reads.streams.Topic(ctx, w.name, ""); err != nil {
+		if w.topic, err = w.reads.Streams.Topic(ctx, w.name, ""); err != nil {
 			return nil, err
 		}
 		if w.topic.Bucket == nil {
 			return nil, notCompacted(w.name)
 		}
-		if info, err = w.reads.conn.FindStream(ctx, w.topic.Bucket.Stream); !errors.Is(err, event.ErrNotFound) {
+		if info, err = w.reads.Conn.FindStream(ctx, w.topic.Bucket.Stream); !errors.Is(err, event.ErrNotFound) {
 			break
 		}
-		w.reads.streams.ForgetBucket(w.topic)
+		w.reads.Streams.ForgetBucket(w.topic)
 	}
 	return info, err
 }
@@ -187,7 +175,7 @@ func (w *watch) take(ctx context.Context, m *conn.StoredMsg) error {
 		// A repair has put it there, perhaps for a foreign entry that was never seen: the newest is
 		// right in any case.
 		var err error
-		if e, err = w.reads.latest(ctx, w.topic, e.Key); errors.Is(err, event.ErrNotFound) {
+		if e, err = w.reads.Latest(ctx, w.topic, e.Key); errors.Is(err, event.ErrNotFound) {
 			return nil
 		} else if err != nil {
 			return err
@@ -199,7 +187,7 @@ func (w *watch) take(ctx context.Context, m *conn.StoredMsg) error {
 	if e.Tombstone && !w.told && w.single && m.Seq <= w.present {
 		return nil
 	}
-	return stopped(w.f(e))
+	return Own(w.f(e))
 }
 
 // hide remembers a key whose entry a native client wrote.
@@ -207,12 +195,12 @@ func (w *watch) hide(m *conn.StoredMsg) error {
 	if len(m.Subject) <= len(w.topic.Bucket.Prefix) {
 		return nil
 	}
-	key := tokenKey(m.Subject[len(w.topic.Bucket.Prefix):])
+	key := native.ParseKeyToken(m.Subject[len(w.topic.Bucket.Prefix):])
 	if _, known := w.hidden[key]; known {
 		return nil
 	}
 	if len(w.hidden) == watchHidden {
-		return stopped(w.reads.conn.Unavailable(errors.New("jetstream: watch: native clients wrote too many keys to the bucket; repair the bucket")))
+		return Own(w.reads.Conn.Unavailable(errors.New("jetstream: watch: native clients wrote too many keys to the bucket; repair the bucket")))
 	}
 	if w.hidden == nil {
 		w.hidden = make(map[string]uint64)

@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -61,13 +61,13 @@ func (l *listing) record(ctx context.Context) error {
 }
 
 // putRecord stores a record, and makes the bucket when it is not there.
-func (r *reads) putRecord(ctx context.Context, msg *nats.Msg) error {
+func (r *Reads) putRecord(ctx context.Context, msg *nats.Msg) error {
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		// A leader that changes does not answer.
 		reply, err := conn.Again(ctx, func(ctx context.Context) (*nats.Msg, error) {
-			return r.conn.Link().Request(ctx, msg.Subject, msg.Data)
+			return r.Conn.Link().Request(ctx, msg.Subject, msg.Data)
 		})
 		if err != nil {
 			return err
@@ -79,7 +79,7 @@ func (r *reads) putRecord(ctx context.Context, msg *nats.Msg) error {
 		if err := r.makeListings(ctx); err != nil {
 			return err
 		}
-		if err := r.conn.Pause(ctx, wait); err != nil { // it was just made, or has no leader now
+		if err := r.Conn.Pause(ctx, wait); err != nil { // it was just made, or has no leader now
 			return err
 		}
 	}
@@ -87,16 +87,16 @@ func (r *reads) putRecord(ctx context.Context, msg *nats.Msg) error {
 
 // makeListings makes the bucket unless it exists. It is a KV bucket but for one thing: the oldest
 // go when it is full.
-func (r *reads) makeListings(ctx context.Context) error {
+func (r *Reads) makeListings(ctx context.Context) error {
 	cfg := natsjs.StreamConfig{
 		Name: listingsStream, Description: "eventhub: what was given on the pages of listings", Subjects: []string{"$KV." + listingsBucket + ".>"},
 		MaxMsgsPerSubject: 1, MaxAge: listingLife + time.Minute, MaxBytes: listingsBytes, Discard: natsjs.DiscardOld,
-		AllowRollup: true, DenyDelete: true, AllowDirect: true, Replicas: r.cfg.Replicas,
+		AllowRollup: true, DenyDelete: true, AllowDirect: true, Replicas: r.Replicas,
 	}
-	if r.cfg.MemoryStorage {
+	if r.Memory {
 		cfg.Storage = natsjs.MemoryStorage
 	}
-	_, err := r.conn.JS.CreateStream(ctx, cfg)
+	_, err := r.Conn.JS.CreateStream(ctx, cfg)
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
 		return nil // another hub, or another version, made it
 	}
@@ -120,15 +120,15 @@ func (l *listing) given(ctx context.Context, hashes map[uint64]bool) error {
 			return err
 		}
 		subject := recordPrefix(l.at.name()) + strconv.FormatUint(lost, 16)
-		switch _, err := l.reads.conn.LastBySubject(ctx, listingsStream, subject); {
+		switch _, err := l.reads.Conn.LastBySubject(ctx, listingsStream, subject); {
 		case errors.Is(err, event.ErrNotFound):
 			return errListingOver("what was on its pages is not known any more")
 		case err != nil:
 			return err
 		case time.Now().After(deadline):
-			return errBehind
+			return ErrBehind
 		}
-		if err := l.reads.conn.Pause(ctx, 20*time.Millisecond); err != nil {
+		if err := l.reads.Conn.Pause(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func (l *listing) readGiven(ctx context.Context, hashes map[uint64]bool) (lost u
 	q := conn.DirectQuery{Seq: 1, NextBySubj: prefix + "*"}
 	for more := true; more; {
 		q.Batch = conn.MaxDirect
-		end, err := l.reads.conn.Direct(ctx, listingsStream, &q, func(m *conn.StoredMsg, _ uint64) error {
+		end, err := l.reads.Conn.Direct(ctx, listingsStream, &q, func(m *conn.StoredMsg, _ uint64) error {
 			q.Seq = m.Seq + 1
 			n, err := strconv.ParseUint(m.Subject[len(prefix):], 16, 64)
 			if err != nil || len(m.Data)%8 != 0 || len(m.Data) == 0 {
@@ -198,15 +198,25 @@ func (s *listings) due(before time.Time) (names []string) {
 	return names
 }
 
+// ForgetListings removes the records of the listings that ended before a moment, as far as they
+// ended on this hub. It returns how many listings that are.
+func (r *Reads) ForgetListings(before time.Time) int {
+	names := r.listings.due(before)
+	for _, name := range names {
+		r.forgetGiven(r.Conn.Ctx, name)
+	}
+	return len(names)
+}
+
 // forgetGiven removes the records of a listing.
-func (r *reads) forgetGiven(ctx context.Context, name string) {
+func (r *Reads) forgetGiven(ctx context.Context, name string) {
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	body, err := json.Marshal(map[string]string{"filter": recordPrefix(name) + "*"})
 	if err == nil {
-		_, err = r.conn.Link().Request(ctx, r.conn.API+"STREAM.PURGE."+listingsStream, body)
+		_, err = r.Conn.Link().Request(ctx, r.Conn.API+"STREAM.PURGE."+listingsStream, body)
 	}
 	if err != nil && ctx.Err() == nil {
-		r.log.LogAttrs(ctx, slog.LevelDebug, "failed to remove the records of a listing; they go with time", slog.Any("error", err))
+		r.Log.LogAttrs(ctx, slog.LevelDebug, "failed to remove the records of a listing; they go with time", slog.Any("error", err))
 	}
 }

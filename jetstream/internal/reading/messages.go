@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -14,19 +14,20 @@ import (
 	"eventhub/jetstream/pacedlog"
 )
 
-// messages reads the stored messages of streams. Its methods may be called concurrently.
-type messages struct {
-	conn  *conn.Pool
-	often *pacedlog.Log
+// Messages reads the stored messages of streams, whatever they are. Its methods may be called
+// concurrently.
+type Messages struct {
+	Conn  *conn.Pool
+	Often *pacedlog.Log
 }
 
-// readAgain bounds how often a read that does not come forward begins again.
-const readAgain = 5
+// tries bounds how often a read that does not come forward begins again.
+const tries = 5
 
-// readThrough calls f for all messages of a stream from a sequence on, up to its end at the moment
+// Through calls f for all messages of a stream from a sequence on, up to its end at the moment
 // of the call. What is cut off goes on where it was.
-func (r *messages) readThrough(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
-	info, err := r.conn.FindStream(ctx, stream)
+func (r *Messages) Through(ctx context.Context, stream string, from uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
+	info, err := r.Conn.FindStream(ctx, stream)
 	if err != nil {
 		return err
 	}
@@ -34,7 +35,7 @@ func (r *messages) readThrough(ctx context.Context, stream string, from uint64, 
 }
 
 // readTo is readThrough to a given end.
-func (r *messages) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
+func (r *Messages) readTo(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
 	for failed := 0; from <= end; {
 		next, err := r.readOn(ctx, stream, from, end, headersOnly, f)
 		if err == nil && next <= end {
@@ -42,8 +43,8 @@ func (r *messages) readTo(ctx context.Context, stream string, from, end uint64, 
 		}
 		if err == nil && next <= end { // a replica has no more: what does the leader say?
 			var left *conn.StoredMsg
-			if left, err = r.leaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.Seq <= end {
-				err = errBehind
+			if left, err = r.LeaderNext(ctx, stream, next, time.Time{}, nil); left != nil && left.Seq <= end {
+				err = ErrBehind
 			}
 		}
 		switch own, stops := errors.AsType[*stopError](err); {
@@ -59,10 +60,10 @@ func (r *messages) readTo(ctx context.Context, stream string, from, end uint64, 
 		if failed++; next > from {
 			failed = 0
 		}
-		if from = next; failed == readAgain {
+		if from = next; failed == tries {
 			return err
 		}
-		if err := r.conn.Pause(ctx, 100*time.Millisecond); err != nil {
+		if err := r.Conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -72,7 +73,7 @@ func (r *messages) readTo(ctx context.Context, stream string, from, end uint64, 
 // readRest reads by direct gets from a sequence on, until a replica has no more or is beyond end.
 // It returns the sequence to go on with. Unlike a consumer's count of what is pending, the end of a
 // direct get is exact.
-func (r *messages) readRest(ctx context.Context, stream string, from, end uint64, f func(*conn.StoredMsg) error) (next uint64, err error) {
+func (r *Messages) readRest(ctx context.Context, stream string, from, end uint64, f func(*conn.StoredMsg) error) (next uint64, err error) {
 	for more := true; more && from <= end; {
 		var got conn.DirectEnd
 		if from, got, err = r.readBatch(ctx, stream, conn.DirectQuery{Seq: from}, end, f); err != nil {
@@ -85,13 +86,13 @@ func (r *messages) readRest(ctx context.Context, stream string, from, end uint64
 
 // readBatch is one direct get. next is the sequence to go on with: of given subjects, one beyond
 // all that the replica had, if it had any of them.
-func (r *messages) readBatch(ctx context.Context, stream string, q conn.DirectQuery, end uint64, f func(*conn.StoredMsg) error) (next uint64, got conn.DirectEnd, err error) {
+func (r *Messages) readBatch(ctx context.Context, stream string, q conn.DirectQuery, end uint64, f func(*conn.StoredMsg) error) (next uint64, got conn.DirectEnd, err error) {
 	if next = q.Seq; q.MultiLast == nil && q.Batch == 0 {
 		q.Batch = conn.MaxDirect
 	}
-	got, err = r.conn.Direct(ctx, stream, &q, func(m *conn.StoredMsg, _ uint64) error {
+	got, err = r.Conn.Direct(ctx, stream, &q, func(m *conn.StoredMsg, _ uint64) error {
 		if m.Seq > end {
-			return errStopWalk
+			return ErrStop
 		}
 		if err := f(m); err != nil {
 			return &stopError{err}
@@ -100,12 +101,29 @@ func (r *messages) readBatch(ctx context.Context, stream string, q conn.DirectQu
 		return nil
 	})
 	switch {
-	case errors.Is(err, errStopWalk):
+	case errors.Is(err, ErrStop):
 		return end + 1, conn.DirectEnd{}, nil
 	case err == nil && got.Pending == 0:
 		next = max(next, got.UpTo+1)
 	}
 	return max(next, got.Last+1), got, err // last: that of a message that cannot be read
+}
+
+// Own marks an error as the caller's own, which is to be returned as it is.
+func Own(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &stopError{err}
+}
+
+// OwnError returns the error that Own has marked, if there is one.
+func OwnError(err error) (own error, ok bool) {
+	stop, ok := errors.AsType[*stopError](err)
+	if !ok {
+		return nil, false
+	}
+	return stop.err, true
 }
 
 // stopError is an error of a reader's own function.
@@ -117,8 +135,8 @@ func (e *stopError) Error() string { return e.err.Error() }
 // end when nothing is left up to there. It is not when the server's count said that nothing is
 // left: that takes off what is replaced at once, and adds what replaces it a little later, so it
 // may be too low for a moment.
-func (r *messages) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) (uint64, error) {
-	feed, pending, err := r.conn.OpenFeed(ctx, stream, natsjs.ConsumerConfig{
+func (r *Messages) readOn(ctx context.Context, stream string, from, end uint64, headersOnly bool, f func(*conn.StoredMsg) error) (uint64, error) {
+	feed, pending, err := r.Conn.OpenFeed(ctx, stream, natsjs.ConsumerConfig{
 		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: max(from, 1), HeadersOnly: headersOnly,
 	})
 	if err != nil {
@@ -147,16 +165,16 @@ func (r *messages) readOn(ctx context.Context, stream string, from, end uint64, 
 	return from, nil
 }
 
-// keepReading calls follow again and again, until ctx or the bus ends, or what it returns is no
+// Follow calls follow again and again, until ctx or the bus ends, or what it returns is no
 // passing failure: a reader's own error, one that a client may be told, or one of final. reached
 // says how far it came.
-func (r *messages) keepReading(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
-	if r.conn.Closing() {
+func (r *Messages) Follow(ctx context.Context, topic string, follow func(context.Context) error, reached func() uint64, final ...error) error {
+	if r.Conn.Closing() {
 		return event.ErrClosed
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(r.conn.Ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
+	defer context.AfterFunc(r.Conn.Ctx, cancel)() //nolint:contextcheck // the end of the bus ends the reading too
 	const first, longest = 50 * time.Millisecond, 2 * time.Second
 	for wait := first; ; {
 		came := reached()
@@ -168,7 +186,7 @@ func (r *messages) keepReading(ctx context.Context, topic string, follow func(co
 			return own.err
 		case slices.ContainsFunc(final, func(end error) bool { return errors.Is(err, end) }):
 			return err
-		case r.conn.Ctx.Err() != nil:
+		case r.Conn.Ctx.Err() != nil:
 			return event.ErrClosed
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -178,7 +196,7 @@ func (r *messages) keepReading(ctx context.Context, topic string, follow func(co
 		if wait = min(2*wait, longest); reached() > came {
 			wait = first
 		}
-		r.often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
-		_ = r.conn.Pause(ctx, wait) // why it ended is looked at above
+		r.Often.Log(ctx, slog.LevelWarn, "a reader was cut off and goes on", topic, slog.String("topic", topic), slog.Any("error", err))
+		_ = r.Conn.Pause(ctx, wait) // why it ended is looked at above
 	}
 }

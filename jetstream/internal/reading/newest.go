@@ -1,4 +1,4 @@
-package jetstream
+package reading
 
 import (
 	"context"
@@ -19,13 +19,10 @@ const (
 	newestBytes = 8 << 20
 )
 
-// Newest returns the newest events of a topic, oldest first: limit events, from 1 to MaxNewest. It
-// returns fewer if their payloads take more than 8 MiB, or if the topic has fewer among the last 64
-// × limit messages of its stream, as a topic of a family may. A topic that does not exist has no
-// events. Newest creates no topic.
-func (h History) Newest(ctx context.Context, limit int) ([]*event.Event, error) {
+// Newest is History.Newest.
+func (r *Reads) Newest(ctx context.Context, topic string, limit int) ([]*event.Event, error) {
 	limit = min(max(limit, 1), MaxNewest)
-	t, state, err := h.reads.streams.FreshExisting(ctx, h.topic)
+	t, state, err := r.Streams.FreshExisting(ctx, topic)
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, nil
 	}
@@ -33,14 +30,18 @@ func (h History) Newest(ctx context.Context, limit int) ([]*event.Event, error) 
 		return nil, err
 	}
 	for reach := uint64(limit); ; reach *= 4 {
-		from := FromEarliest
+		from := Position{Kind: AtEarliest}
 		whole := state.LastSeq < state.FirstSeq+reach
 		if !whole {
-			from = FromAfterID(t.Stream.Name + "@" + strconv.FormatUint(state.LastSeq-reach, 10))
+			from = Position{Kind: AtID, ID: t.Stream.Name + "@" + strconv.FormatUint(state.LastSeq-reach, 10)}
+		}
+		part, err := r.Range(ctx, topic, &RangeOptions{From: from})
+		if err != nil {
+			return nil, err
 		}
 		var found []*event.Event
 		size := 0
-		for e, err := range h.Read(ctx, ReadOptions{From: from}) {
+		for e, err := range part.Events(ctx) {
 			if err != nil {
 				return nil, err
 			}
