@@ -199,7 +199,7 @@ func keyChanged(err error) bool {
 // may read at a replica that lags behind.
 func (c *Collection) Each(ctx context.Context, f func(*Entry) error) error {
 	_, err := c.core.messages.All(ctx, c.stream(), time.Time{}, 1, nil, func(m *conn.StoredMsg) error { return reading.Own(f(c.entry(m))) })
-	if own, ok := reading.OwnError(err); ok {
+	if ok, own := reading.OwnError(err); ok {
 		return own
 	}
 	return c.core.messages.Failed(err)

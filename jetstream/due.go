@@ -253,7 +253,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 				events = append(events, dueEvent{msg: m, meta: meta})
 			} else if status := m.Header.Get("Status"); status != "100" && m.Subject == inbox {
 				if ended = true; came == 0 && (status == "409" || status == "503") {
-					err = fmt.Errorf("%w: %s", conn.ErrPullEnded, m.Header.Get("Description"))
+					err = fmt.Errorf("jetstream: the consumer of delayed events ended: %s", m.Header.Get("Description"))
 				}
 			}
 			m = nil
@@ -501,7 +501,7 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	t, _, err := p.streams.FreshExisting(ctx, topic)
 	if err == nil {
 		since := streams.Farthest(r.oldest.Add(-dueSkew))
-		err = p.reads.Walk(ctx, t, reading.WalkOptions{Since: since, Max: dueBefore, HeadersOnly: true}, func(m *conn.StoredMsg) error {
+		err = p.reads.Walk(ctx, t, reading.Query{Since: since, Max: dueBefore, HeadersOnly: true}, func(m *conn.StoredMsg) error {
 			ids[storedID(m.Header, t.Stream.Name, m.Seq)] = true
 			return nil
 		})

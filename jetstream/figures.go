@@ -17,7 +17,6 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
-	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -352,7 +351,7 @@ func (r *groupReader) oldestBehind(ctx context.Context, t *streams.Topic, floor 
 		}
 		defer func() { r.found[t.Stream.Name].put(place, at) }()
 		err = r.within(ctx, t.Stream.Name, func(ctx context.Context) error {
-			m, err := r.admin.reads.NextStored(ctx, t, &reading.WalkOptions{}, floor)
+			m, err := r.admin.reads.NextStored(ctx, t, floor+1, time.Time{})
 			if m != nil {
 				at = m.Time
 			}

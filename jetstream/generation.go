@@ -16,6 +16,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -368,7 +369,7 @@ func (p *generations) sweep(ctx context.Context, age time.Duration) error {
 	before := time.Now().Add(-age)
 	unfinished := make(map[string]uint64) // streams, and the revisions of their marks
 	var old []*conn.StoredMsg
-	err := p.records.messages.Through(ctx, "KV_"+groupsBucket, 1, false, func(m *conn.StoredMsg) error {
+	err := p.records.messages.Through(ctx, "KV_"+groupsBucket, reading.Query{}, func(m *conn.StoredMsg) error {
 		g, readable := readGeneration(m)
 		if !readable {
 			return nil

@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
@@ -95,7 +96,7 @@ func (k *keySet) read() <-chan struct{} {
 		defer close(done)
 		prefix := k.topic.Bucket.Prefix
 		found := make(map[uint64]bool)
-		err := p.messages.Through(p.conn.Ctx, k.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+		err := p.messages.Through(p.conn.Ctx, k.topic.Bucket.Stream, reading.Query{HeadersOnly: true}, func(m *conn.StoredMsg) error {
 			if strings.HasPrefix(m.Subject, prefix) {
 				op := m.Header.Get(headerOperation)
 				found[maphash.String(keySeed, tokenKey(m.Subject[len(prefix):]))] = op != "" && op != "PUT"

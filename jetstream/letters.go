@@ -346,11 +346,8 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 	return found, nil
 }
 
-// errLettersEnded ends a reading of letters.
-var errLettersEnded = errors.New("jetstream: enough letters were read")
-
 // eachLetter calls f for the letters of a stream from a sequence on that are in the filter's time,
-// until f returns errLettersEnded. It reads ahead, a bounded number of bytes.
+// until f returns reading.ErrStop. It reads ahead, a bounded number of bytes.
 func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, filter *LetterFilter, f func(*Letter, *conn.StoredMsg) error) error {
 	if stream, seq, ok := nativeID(filter.ID); ok {
 		if stream != s.name || seq < from || seq > s.last {
@@ -367,7 +364,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 			return nil
 		}
 		err = f(readLetter(s.name, m), m)
-		if errors.Is(err, errLettersEnded) {
+		if errors.Is(err, reading.ErrStop) {
 			return nil
 		}
 		return err
@@ -383,22 +380,14 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 		}
 		next = max(next, first.Seq)
 	}
-	err := d.messages.Windows(ctx, s.name, &next, s.last, s.subjects, reading.PullBatch, nil, func(window []*conn.StoredMsg) error {
-		for _, m := range window {
-			if m.Seq > s.last || !filter.Until.IsZero() && m.Time.UnixMilli() > filter.Until.UnixMilli() {
-				return reading.Own(errLettersEnded)
-			}
-			if err := f(readLetter(s.name, m), m); err != nil {
-				return reading.Own(err)
-			}
-			next = m.Seq + 1
-		}
-		return nil
-	})
-	if errors.Is(err, errLettersEnded) {
+	if next > s.last {
 		return nil
 	}
-	return err
+	q := reading.Query{From: next, Last: s.last, Subjects: s.subjects}
+	if !filter.Until.IsZero() { // the whole millisecond
+		q.Until = time.UnixMilli(filter.Until.UnixMilli()).Add(time.Millisecond - 1)
+	}
+	return d.messages.Through(ctx, s.name, q, func(m *conn.StoredMsg) error { return f(readLetter(s.name, m), m) })
 }
 
 // streamCursor is a place in a stream: where a list goes on, or what a dry run has seen ends.
@@ -468,7 +457,7 @@ func (d DeadLetters) List(ctx context.Context, filter LetterFilter, next string,
 		err := l.eachLetter(ctx, s, start, &filter, func(l *Letter, m *conn.StoredMsg) error {
 			if len(page.Letters) == limit || scanned == letterScan || read > letterBytes || size > letterPage {
 				page.Next = streamCursor{Stream: s.name, Created: s.created.UnixNano(), Next: l.Sequence}.String()
-				return errLettersEnded
+				return reading.ErrStop
 			}
 			scanned++
 			read += len(m.Data)

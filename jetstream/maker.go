@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
@@ -186,7 +187,7 @@ func (m *makers) sweep(ctx context.Context, client string, age time.Duration) er
 	}
 	noted := make(map[string][]entry) // by stream
 	before := time.Now().Add(-age)
-	err := c.messages.Through(ctx, "KV_"+makersBucket, 1, true, func(msg *conn.StoredMsg) error {
+	err := c.messages.Through(ctx, "KV_"+makersBucket, reading.Query{HeadersOnly: true}, func(msg *conn.StoredMsg) error {
 		if parts := strings.Split(strings.TrimPrefix(msg.Subject, makersPrefix), "."); strings.HasPrefix(msg.Subject, prefix) && len(parts) >= 2 && msg.Time.Before(before) {
 			noted[parts[1]] = append(noted[parts[1]], entry{subject: msg.Subject, seq: msg.Seq})
 		}

@@ -12,6 +12,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/natstest"
 )
 
@@ -180,7 +181,7 @@ func TestNativeMapCostsNothing(t *testing.T) {
 	// Readers of events are no groups.
 	m.settled()
 	for range 5 {
-		if err := bus.messages.Through(t.Context(), objectName("map.3"), 1, false, func(*conn.StoredMsg) error { return nil }); err != nil {
+		if err := bus.messages.Through(t.Context(), objectName("map.3"), reading.Query{}, func(*conn.StoredMsg) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := m.js.OrderedConsumer(t.Context(), objectName("map.3"), natsjs.OrderedConsumerConfig{}); err != nil {

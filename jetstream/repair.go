@@ -133,16 +133,16 @@ func (r *repair) claim(ctx context.Context, info *natsjs.StreamInfo) error {
 	if _, named := info.Config.Metadata[streams.BucketTopic]; named || len(info.Config.Sources) > 0 || info.State.Msgs == 0 {
 		return nil
 	}
-	err := r.admin.messages.Through(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
-		if _, ours := r.topic.EntryOrigin(m); ours {
+	ours := false
+	err := r.admin.messages.Through(ctx, r.topic.Bucket.Stream, reading.Query{HeadersOnly: true}, func(m *conn.StoredMsg) error {
+		_, found := r.topic.EntryOrigin(m)
+		if found {
+			ours = true
 			return reading.ErrStop
 		}
 		return nil
 	})
-	if errors.Is(err, reading.ErrStop) {
-		return nil
-	}
-	if err == nil {
+	if err == nil && !ours {
 		err = &event.Error{Code: event.CodeBadTopic, Msg: "bucket " + r.report.Bucket + " holds nothing that came from this topic, so it may be somebody else's: nothing was changed; when it can go, delete it, and repair again"}
 	}
 	return err
@@ -200,7 +200,7 @@ type foreignKey struct {
 // foreign finds and replaces what native clients wrote.
 func (r *repair) foreign(ctx context.Context) error {
 	var found []*foreignKey
-	err := r.admin.messages.Through(ctx, r.topic.Bucket.Stream, 1, true, func(m *conn.StoredMsg) error {
+	err := r.admin.messages.Through(ctx, r.topic.Bucket.Stream, reading.Query{HeadersOnly: true}, func(m *conn.StoredMsg) error {
 		token, inside := strings.CutPrefix(m.Subject, r.topic.Bucket.Prefix)
 		if _, ours := r.topic.EntryOrigin(m); ours || !inside {
 			return nil

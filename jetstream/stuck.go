@@ -8,7 +8,6 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
-	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/native"
 )
 
@@ -192,7 +191,7 @@ func (g *group) declare(state stuckState) {
 	b := g.bus
 	ctx, cancel := context.WithTimeout(b.conn.Ctx, lossWait)
 	defer cancel()
-	oldest, err := b.reads.NextStored(ctx, g.topic, &reading.WalkOptions{}, max(state.newest, g.first-1))
+	oldest, err := b.reads.NextStored(ctx, g.topic, max(state.newest, g.first-1)+1, time.Time{})
 	if err != nil || oldest == nil {
 		return
 	}

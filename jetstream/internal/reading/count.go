@@ -73,7 +73,8 @@ func (r *Reads) CountFrom(ctx context.Context, t *streams.Topic, seq uint64) (ui
 		return 0, r.Conn.Unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.Stream.Name, err))
 	}
 	info := c.CachedInfo()
-	_ = r.Conn.JS.DeleteConsumer(ctx, t.Stream.Name, info.Name) // else the server drops it in MakeWait
+	// else the server drops it in MakeWait
+	_ = r.Conn.JS.DeleteConsumer(ctx, t.Stream.Name, info.Name)
 	return info.NumPending, nil
 }
 

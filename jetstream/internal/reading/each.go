@@ -23,8 +23,8 @@ func (r *Reads) Each(ctx context.Context, topic string, f func(*event.Event) err
 			return nil
 		})
 	}
-	if own, ok := errors.AsType[*stopError](err); ok {
-		return own.err
+	if ok, own := OwnError(err); ok {
+		return own
 	}
 	if errors.Is(err, event.ErrNotFound) {
 		return nil
@@ -57,19 +57,16 @@ func (r *Reads) EachSince(ctx context.Context, topic string, since BucketPositio
 	if !since.Created.Equal(native.StreamMade(info)) || info.State.LastSeq < since.Sequence {
 		since = BucketPosition{Created: native.StreamMade(info)}
 	}
-	err = r.Messages.Through(ctx, t.Bucket.Stream, since.Sequence+1, false, func(m *conn.StoredMsg) error {
+	err = r.Messages.Through(ctx, t.Bucket.Stream, Query{From: since.Sequence + 1}, func(m *conn.StoredMsg) error {
 		if e, _, ok := t.Entry(m); ok {
 			if err := f(e); err != nil {
-				return &stopError{err}
+				return err
 			}
 		}
 		since.Sequence = m.Seq
 		return nil
 	})
-	if own, ok := errors.AsType[*stopError](err); ok {
-		return since, own.err
-	}
-	return since, r.Messages.Failed(err)
+	return since, err
 }
 
 // All calls f for every message, from a sequence on, of a stream that keeps one a subject,
@@ -151,14 +148,13 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 		return false, errNoDirectReads
 	case r.subjects == nil && !r.little && !r.few && info.State.Msgs > many && end > r.from+many:
 		r.little = true
-		r.from, err = r.messages.readOn(ctx, r.stream, r.from, math.MaxUint64-1, false, r.f)
-		return false, err
+		return false, r.pull(ctx, math.MaxUint64-1)
 	}
 	next, got, err := r.messages.readBatch(ctx, r.stream, conn.DirectQuery{Seq: r.from, MultiLast: r.subjects, Batch: r.batch}, math.MaxUint64, r.f)
 	began := r.from
 	// a consumer hands on what has a header that no client can read
 	if err == nil && got.Garbled && r.subjects == nil && !r.few {
-		_, err = r.messages.readOn(ctx, r.stream, began, next-1, false, r.f)
+		err = r.pull(ctx, next-1)
 	}
 	if err == nil || next > began && !got.Garbled {
 		r.from, r.little = next, got.Pending <= many
@@ -175,6 +171,24 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	// gone.
 	left, err := r.messages.LeaderNext(ctx, r.stream, r.from, time.Time{}, r.subjects)
 	return err == nil && left == nil, err
+}
+
+// pull reads through a consumer, up to a sequence or until the consumer has no more.
+func (r *allRead) pull(ctx context.Context, last uint64) error {
+	q := Query{From: r.from, Last: last}
+	err := r.messages.pullAll(ctx, r.stream, &q, func(window []*conn.StoredMsg) error {
+		for _, m := range window {
+			if err := r.f(m); err != nil {
+				return Own(err)
+			}
+			r.from = m.Seq + 1
+		}
+		return nil
+	})
+	if errors.Is(err, errPulled) {
+		return nil
+	}
+	return err
 }
 
 // LeaderNext asks the leader of a stream for the first message from a sequence on, or since a

@@ -39,7 +39,11 @@ func (r *Reads) FindIDs(ctx context.Context, topic string, s IDSearch) (found ma
 	}
 	found = make(map[string]bool)
 	seen := 0
-	err = r.Walk(ctx, t, WalkOptions{Since: streams.Farthest(s.Since), Key: s.Key, Max: s.Max, HeadersOnly: true}, func(m *conn.StoredMsg) error {
+	q := Query{Since: streams.Farthest(s.Since), Max: s.Max, HeadersOnly: true}
+	if s.Key != "" {
+		q.Subjects = []string{native.Subject(t.Name, s.Key)}
+	}
+	err = r.Walk(ctx, t, q, func(m *conn.StoredMsg) error {
 		seen++
 		if id := native.StoredID(m.Header, t.Stream.Name, m.Seq); wanted[id] {
 			found[id] = true

@@ -335,7 +335,7 @@ func (x *idSearches) read(ctx context.Context, t *streams.Topic, ids *topicIDs, 
 	}
 	next()
 	began, read, ended := time.Now(), 0, false
-	err := x.reads.Walk(ctx, t, WalkOptions{Start: from, HeadersOnly: true}, func(m *conn.StoredMsg) error {
+	err := x.reads.Walk(ctx, t, Query{From: from, HeadersOnly: true}, func(m *conn.StoredMsg) error {
 		if m.Seq > to {
 			ended = true
 			return ErrStop

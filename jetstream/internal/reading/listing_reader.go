@@ -2,17 +2,11 @@ package reading
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"math"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
-
-	"github.com/nats-io/nats.go"
-	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
 )
@@ -22,77 +16,39 @@ const (
 	listingIdle = time.Second
 	// listingTend is how often listings that were left are looked for.
 	listingTend = 250 * time.Millisecond
-	// listingSilence is how long the server may take to send what a reader asked for.
-	listingSilence = 2 * time.Second
 )
 
-// listingReader reads the entries of a bucket for a listing through a pull consumer without acks,
-// about a page ahead: while a client takes one, the next one comes. The server forgets the consumer
-// by itself when the hub dies.
+// listingReader reads the entries of a bucket for a listing about a page ahead: while a client
+// takes one, the next one comes.
 type listingReader struct {
-	reads  *Reads
-	link   *conn.Link
-	stream string
-	name   string // of the consumer
-	inbox  string
-	sub    *nats.Subscription
-	came   chan *nats.Msg // has room for all that was asked for
+	*pull
 
 	listing string            // that it reads for
 	pos     uint64            // the last entry that was dealt with
 	read    []*conn.StoredMsg // came, and was not dealt with
-	pulls   int
-	asked   int       // messages of the last pull that may still come
-	got     int       // of them, those that came
-	seen    uint64    // messages in all
-	idle    time.Time // since when
+	idle    time.Time         // since when
 }
 
-var errReaderEnded = errors.New("jetstream: the reader of a listing has no more")
-
-// openReader makes the consumer.
-func (r *Reads) openReader(ctx context.Context, stream string, pos uint64) (*listingReader, error) {
-	reader := &listingReader{reads: r, link: r.Conn.Link(), stream: stream, name: rand.Text(), inbox: nats.NewInbox(), pos: pos}
-	reader.came = make(chan *nats.Msg, maxPage+8) // and the messages that end pulls
-	var err error
-	if reader.sub, err = reader.link.NC.ChanSubscribe(reader.inbox+".*", reader.came); err != nil {
-		return nil, err
-	}
-	// When ctx ends while the server makes the consumer, the consumer would stay behind.
-	making, made := context.WithTimeout(context.WithoutCancel(ctx), MakeWait)
-	defer made()
-	_, err = r.Conn.JS.CreateConsumer(making, stream, natsjs.ConsumerConfig{
-		Name: reader.name, AckPolicy: natsjs.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 10 * time.Second,
-		DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: pos + 1,
-	})
-	if err != nil {
-		_ = reader.sub.Unsubscribe()
-		return nil, err
-	}
-	return reader, nil
-}
-
-// entries returns the next entries, most of them if there are as many, or an error where a reader
-// of its kind finds none: it does not know where the end is. It then asks for as many more, unless
-// they are under way.
+// entries returns the next entries, most of them if there are as many, or an error where the
+// consumer has none: it does not know where the end is.
 func (r *listingReader) entries(ctx context.Context, limit int) ([]*conn.StoredMsg, error) {
 	size, n := 0, 0
 	for n < limit && size <= listingBytes {
 		if n == len(r.read) {
-			m, err := r.next(ctx, limit-n)
-			if errors.Is(err, errReaderEnded) && n > 0 {
+			came, err := r.window(ctx, make([]*conn.StoredMsg, 0, min(limit-n, r.batch)))
+			if errors.Is(err, errPulled) && n > 0 {
 				return r.read[:n], nil
 			}
 			if err != nil {
 				return nil, err
 			}
-			r.read = append(r.read, m)
+			r.read = append(r.read, came...)
 		}
 		size += r.read[n].Size
 		n++
 	}
-	if r.asked == 0 && len(r.read) == n {
-		_ = r.ask(limit) // asked again when it is needed
+	if len(r.read) == n {
+		_ = r.ask() // asked again when it is needed
 	}
 	return r.read[:n], nil
 }
@@ -104,85 +60,6 @@ func (r *listingReader) drop(n int) {
 	}
 	clear(r.read[:n])
 	r.read = r.read[n:]
-}
-
-// ask begins a pull.
-func (r *listingReader) ask(n int) error {
-	n = min(n, maxPage)
-	body, err := json.Marshal(map[string]any{"batch": n, "no_wait": true, "max_bytes": listingBytes})
-	if err != nil {
-		return err
-	}
-	subject := r.reads.Conn.API + "CONSUMER.MSG.NEXT." + r.stream + "." + r.name
-	r.pulls++
-	if err := r.link.NC.PublishMsg(&nats.Msg{Subject: subject, Reply: r.answers(), Data: body}); err != nil {
-		return err
-	}
-	r.asked, r.got = n, 0
-	return nil
-}
-
-// answers is where the last pull is answered. Only what ends one comes under that subject.
-func (r *listingReader) answers() string { return r.inbox + "." + strconv.Itoa(r.pulls) }
-
-// next returns the next message, of which so many are wanted.
-func (r *listingReader) next(ctx context.Context, want int) (*conn.StoredMsg, error) {
-	for {
-		if r.asked == 0 {
-			if err := r.ask(want); err != nil {
-				return nil, err
-			}
-		}
-		m, err := r.wait(ctx)
-		if err != nil {
-			return nil, err
-		}
-		p, ok := conn.ParseAckSubject(m.Reply)
-		if !ok { // the end of a pull: it is fulfilled, or there is no more, or no more room
-			if m.Subject != r.answers() {
-				continue // of one before
-			}
-			r.asked = 0
-			if r.got == 0 {
-				return nil, errReaderEnded
-			}
-			continue
-		}
-		// without acks nothing is sent twice: a hole would stay one
-		if r.seen++; p.Order != r.seen {
-			return nil, conn.ErrFeedCut
-		}
-		r.got++
-		r.asked--
-		return &conn.StoredMsg{Subject: m.Subject, Seq: p.StreamSeq, Header: m.Header, Data: m.Data, Time: time.Unix(0, p.StoredAt), Size: m.Size()}, nil
-	}
-}
-
-// wait returns the next message that comes.
-func (r *listingReader) wait(ctx context.Context) (*nats.Msg, error) {
-	select {
-	case m := <-r.came:
-		return m, nil
-	default:
-	}
-	silence := time.NewTimer(listingSilence)
-	defer silence.Stop()
-	select {
-	case m := <-r.came:
-		return m, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-silence.C:
-		return nil, conn.ErrIdle
-	}
-}
-
-// close removes the consumer; what the server is not told it finds out in 10 s.
-func (r *listingReader) close(ctx context.Context) {
-	_ = r.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = r.reads.Conn.JS.DeleteConsumer(ctx, r.stream, r.name)
 }
 
 // listings are the readers that wait for the next page of their listing, and the listings that have
@@ -235,13 +112,12 @@ func (s *listings) open(ctx context.Context, c *listingCursor, stream string) *l
 		}
 		s.close(ctx, oldest[0])
 	}
-	r, err := s.reads.openReader(ctx, stream, c.pos)
+	p, err := s.reads.Messages.openPull(ctx, stream, &Query{From: c.pos + 1})
 	if err != nil {
 		s.release()
 		return nil
 	}
-	r.listing = c.name()
-	return r
+	return &listingReader{pull: p, listing: c.name(), pos: c.pos}
 }
 
 // reserve counts one more reader, unless there are too many.

@@ -251,17 +251,7 @@ func (p *pageRead) count(ctx context.Context, seq uint64) (first, n uint64, err 
 func (p *pageRead) each(ctx context.Context, start, n uint64, headersOnly bool, f func(*conn.StoredMsg) error) error {
 	stream := p.topic.Bucket.Stream
 	if headersOnly || n > 2*conn.MaxDirect {
-		err := p.reads.Messages.Through(ctx, stream, start, headersOnly, func(m *conn.StoredMsg) error {
-			if n == 0 {
-				return ErrStop
-			}
-			n--
-			return f(m)
-		})
-		if errors.Is(err, ErrStop) {
-			return nil
-		}
-		return err
+		return p.reads.Messages.Through(ctx, stream, Query{From: start, HeadersOnly: headersOnly, Max: int(n)}, f) //nolint:gosec // entries of a bucket
 	}
 	for n > 0 {
 		q := &conn.DirectQuery{Seq: start, Batch: int(min(n, conn.MaxDirect))}

@@ -69,10 +69,7 @@ func (r *Reads) Back(ctx context.Context, topic string, place Place, n int) (uin
 		}
 		last := make([]uint64, 0, n) // a circle
 		seen := 0
-		err := r.Walk(ctx, t, WalkOptions{Start: from + 1, HeadersOnly: true, Batch: 1_000}, func(m *conn.StoredMsg) error {
-			if m.Seq > place.Last {
-				return ErrStop
-			}
+		err := r.Walk(ctx, t, Query{From: from + 1, Last: place.Last, HeadersOnly: true}, func(m *conn.StoredMsg) error {
 			if len(last) < n {
 				last = append(last, m.Seq)
 			} else {
@@ -112,8 +109,8 @@ func (r *Reads) Snapshot(ctx context.Context, topic string, f func(*event.Event)
 		}
 		return Own(f(e))
 	})
-	if own, ok := errors.AsType[*stopError](err); ok {
-		return upTo, own.err
+	if ok, own := OwnError(err); ok {
+		return upTo, own
 	}
 	if errors.Is(err, event.ErrNotFound) {
 		return 0, nil

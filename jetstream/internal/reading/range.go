@@ -155,7 +155,7 @@ type rangeRead struct {
 	loose bool   // what comes first is the beginning
 }
 
-// errRangeEnded ends the reading of a range: all is read, or nobody wants more.
+// errRangeEnded ends the reading of a range of which nobody wants more.
 var errRangeEnded = errors.New("jetstream: a range was read")
 
 // run reads the range, and begins again where it was when it is cut off.
@@ -163,16 +163,15 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 	if r.reads.Conn.Closing() {
 		return event.ErrClosed
 	}
-	subjects := r.topic.Filters()
+	q := Query{From: r.next, Last: r.last, Subjects: r.topic.Filters(), Again: r.same}
 	if r.opts.Key != "" {
-		subjects = []string{native.Subject(r.topic.Name, r.opts.Key)}
+		q.Subjects = []string{native.Subject(r.topic.Name, r.opts.Key)}
 	}
-	batch := PullBatch
 	if len(r.opts.Headers) == 0 && r.opts.Limit > 0 {
-		batch = min(batch, r.left)
+		q.Batch = min(pullBatch, r.opts.Limit)
 	}
-	err := r.reads.Messages.Windows(ctx, r.topic.Stream.Name, &r.next, r.last, subjects, batch, r.same, func(window []*conn.StoredMsg) error {
-		whole, err := r.whole(ctx, subjects, window)
+	err := r.reads.Messages.Windows(ctx, r.topic.Stream.Name, q, func(window []*conn.StoredMsg) error {
+		whole, err := r.whole(ctx, q.Subjects, window)
 		if err != nil {
 			return err
 		}
@@ -228,9 +227,6 @@ func (r *rangeRead) whole(ctx context.Context, subjects []string, window []*conn
 // give returns messages that belong to the range and have its headers to the caller.
 func (r *rangeRead) give(window []*conn.StoredMsg, yield func(*event.Event, error) bool) error {
 	for _, m := range window {
-		if m.Seq > r.last {
-			return errRangeEnded
-		}
 		r.next = m.Seq + 1
 		if e := r.topic.Event(m); hasHeaders(e, r.opts.Headers) {
 			if !yield(e, nil) {
@@ -239,9 +235,6 @@ func (r *rangeRead) give(window []*conn.StoredMsg, yield func(*event.Event, erro
 			if r.left--; r.left == 0 {
 				return errRangeEnded
 			}
-		}
-		if m.Seq == r.last {
-			return errRangeEnded
 		}
 	}
 	return nil
