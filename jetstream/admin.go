@@ -7,6 +7,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/reading"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
@@ -31,7 +32,7 @@ type admin struct {
 	*core
 	streams    *streams.Streams
 	reads      *reading.Reads
-	records    *records
+	records    *records.Records
 	publishing *publishing
 	adminHooks adminHooks
 
@@ -51,6 +52,6 @@ type adminHooks struct {
 	deleteGroup func(ctx context.Context, topic, group string) error
 }
 
-func newAdmin(c *core, s *streams.Streams, r *reading.Reads, records *records, p *publishing) *admin {
+func newAdmin(c *core, s *streams.Streams, r *reading.Reads, records *records.Records, p *publishing) *admin {
 	return &admin{core: c, streams: s, reads: r, records: records, publishing: p}
 }

@@ -15,6 +15,9 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
+	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
 )
 
@@ -72,7 +75,7 @@ func TestOpenWhileABucketHasNoLeader(t *testing.T) {
 	view.Replicating(3)
 	cfg := Config{URL: strings.Join(urls, ","), Replicas: 3}
 	open(t, cfg)
-	s, err := view.JS.Stream(t.Context(), "KV_"+groupsBucket)
+	s, err := view.JS.Stream(t.Context(), "KV_"+native.GroupsBucket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +132,7 @@ func TestAWriteToABucketWithoutLeader(t *testing.T) {
 	view.Replicating(3)
 	cfg := Config{URL: strings.Join(urls, ","), Replicas: 3, Connections: 1}
 	open(t, cfg) // makes the bucket
-	bucket, err := view.JS.Stream(t.Context(), "KV_"+groupsBucket)
+	bucket, err := view.JS.Stream(t.Context(), "KV_"+native.GroupsBucket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +147,7 @@ func TestAWriteToABucketWithoutLeader(t *testing.T) {
 	// waited for its time.
 	for range 3 {
 		began := time.Now()
-		_, err = b.records.generations.put(t.Context(), "written", []byte("{}"))
+		_, err = b.records.MarkDeleted(t.Context(), &streams.Stream{Name: "written"}, "written", 0)
 		if err == nil {
 			return
 		}
@@ -160,7 +163,7 @@ func TestAWriteToABucketWithoutLeader(t *testing.T) {
 func TestAWriteWaitsForALeader(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
-	const stream = "KV_" + retentionBucket
+	const stream = "KV_" + records.RetentionBucket
 	s, err := b.conn.JS.Stream(t.Context(), stream)
 	if err != nil {
 		t.Fatal(err)
@@ -169,7 +172,7 @@ func TestAWriteWaitsForALeader(t *testing.T) {
 	if err := b.conn.JS.DeleteStream(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
-	msg := &nats.Msg{Subject: "$KV." + retentionBucket + ".test"}
+	msg := &nats.Msg{Subject: "$KV." + records.RetentionBucket + ".test"}
 	for patience := 50 * time.Millisecond; ; patience *= 2 { // a slow machine answers late
 		soon, cancel := context.WithTimeout(t.Context(), patience)
 		_, err := b.conn.Write(soon, stream, msg)

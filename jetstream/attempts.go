@@ -1,33 +1,18 @@
 package jetstream
 
 import (
-	"cmp"
-	"encoding/json"
-	"errors"
-	"log/slog"
-	"maps"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
-	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
 
-// attemptsBucket holds, for each event that a hub gave back before a client had it, how many of the
-// server's deliveries count for no attempt. For an event whose last attempt has failed and whose
-// dead letter waits, it also holds what the letter is to say.
-const attemptsBucket = native.AttemptsBucket
-
-// Bounds of the attempts bucket. An event that comes again after that counts deliveries as attempts
-// that no client had.
-const (
-	attemptsAge   = 7 * 24 * time.Hour
-	attemptsBytes = 1 << 30
-)
+// lastFailure is how the last attempt of an event failed.
+type lastFailure = native.LastFailure
 
 // account is what a hub knows of the deliveries of one event to one group.
 type account struct {
@@ -38,33 +23,6 @@ type account struct {
 	over bool
 	// until is when an event of an ordered group may be lent again, in the clock of the bus.
 	until int64
-}
-
-// note is what the attempts bucket says of an event.
-type note struct {
-	spared int
-	failed *lastFailure // nil: the event is to be delivered
-	until  int64        // when that may be, in epoch milliseconds; of ordered groups only
-}
-
-// lastFailure is how the last attempt of an event failed.
-type lastFailure = native.LastFailure
-
-func (n note) value() []byte {
-	if n.failed == nil && n.until == 0 {
-		return strconv.AppendInt(nil, int64(n.spared), 10)
-	}
-	value, err := json.Marshal(native.AttemptNote{Spared: n.spared, Failed: n.failed, Until: n.until})
-	if err != nil {
-		panic(err) // there are only strings and numbers
-	}
-	return value
-}
-
-// parseNote reads a note. It reports false where there is none.
-func parseNote(value []byte) (n note, ok bool) {
-	stored, ok := native.ParseNote(value)
-	return note{stored.Spared, stored.Failed, stored.Until}, ok
 }
 
 // attempts turns the server's count of deliveries into the count of attempts. The server counts
@@ -279,35 +237,29 @@ func (d *Delivery) eventKey() string {
 }
 
 // attemptsSubject is where the deliveries of the event are noted.
-func (d *Delivery) attemptsSubject() string { return "$KV." + attemptsBucket + "." + d.eventKey() }
-
-// The hub waits noteWait for the attempts bucket, whose leader may be changing, before it asks
-// again, and notePatience in all. Then it goes on without the bucket, and the delivery may count
-// for an attempt.
-const (
-	noteWait     = 2 * time.Second
-	notePatience = 10 * time.Second
-)
+func (d *Delivery) attemptsSubject() string {
+	return records.NoteSubject(d.group.topic.Stream.Name, d.group.consumer, d.group.created, d.seq)
+}
 
 // lookUp asks the bucket how many deliveries of d were spared; since the given time. It asks again
 // while the bucket does not answer and d is still the hub's, and calls then once: with the answer,
 // or with the least that the number can be. It does not block.
-func (d *Delivery) lookUp(began int64, then func(n note, sure bool)) {
+func (d *Delivery) lookUp(began int64, then func(n records.Note, sure bool)) {
 	l, b := d.m.sub.link, d.group.bus
 	d.m.sub.mu.Lock()
 	least := d.spared
 	d.m.sub.mu.Unlock()
-	b.records.askStored(l, attemptsBucket, d.attemptsSubject(), func(value []byte, err error) {
+	b.records.AskNote(l, d.attemptsSubject(), func(value []byte, err error) {
 		switch {
 		case err == nil:
 		case d.patient(began) && d.inTime():
 			b.soon.add(func() { d.lookUp(began, then) })
 			return
 		default:
-			then(note{spared: least}, false)
+			then(records.Note{Spared: least}, false)
 			return
 		}
-		noted, _ := parseNote(value)
+		noted, _ := records.ParseNote(value)
 		d.group.readSpared(l, func(runs native.SparedRuns, err error) {
 			switch {
 			case err == nil:
@@ -315,11 +267,11 @@ func (d *Delivery) lookUp(began int64, then func(n note, sure bool)) {
 				b.soon.add(func() { d.lookUp(began, then) })
 				return
 			default:
-				then(note{least, noted.failed, noted.until}, false)
+				then(records.Note{Spared: least, Failed: noted.Failed, Until: noted.Until}, false)
 				return
 			}
-			if noted.spared >= 0 { // else the server has forgotten deliveries since
-				noted.spared = max(noted.spared, runs.Of(d.seq))
+			if noted.Spared >= 0 { // else the server has forgotten deliveries since
+				noted.Spared = max(noted.Spared, runs.Of(d.seq))
 			}
 			d.looked(noted, least, then)
 		})
@@ -327,33 +279,33 @@ func (d *Delivery) lookUp(began int64, then func(n note, sure bool)) {
 }
 
 // looked takes what the bucket says of d.
-func (d *Delivery) looked(noted note, least int, then func(n note, sure bool)) {
-	spared := asNoted(noted.spared, least, d.delivered)
-	if spared < noted.spared && d.inTime() {
+func (d *Delivery) looked(noted records.Note, least int, then func(n records.Note, sure bool)) {
+	spared := asNoted(noted.Spared, least, d.delivered)
+	if spared < noted.Spared && d.inTime() {
 		// The server was killed and has forgotten deliveries. From now on its count and the note go
 		// together again.
-		d.group.bus.records.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared, noted.failed, noted.until}}, func(bool) {})
+		d.group.bus.records.NoteSpared(d.m.sub.link, records.SpareNote{Subject: d.attemptsSubject(), Note: records.Note{Spared: spared, Failed: noted.Failed, Until: noted.Until}}, func(bool) {})
 	}
-	then(note{spared, noted.failed, noted.until}, true)
+	then(records.Note{Spared: spared, Failed: noted.Failed, Until: noted.Until}, true)
 }
 
 // tellForgotten notes what the hub knows of d and the server has forgotten, and then calls then. A
 // delivery that is late says nothing of what the server knows.
-func (d *Delivery) tellForgotten(began int64, then func(n note, sure bool)) {
+func (d *Delivery) tellForgotten(began int64, then func(n records.Note, sure bool)) {
 	b := d.group.bus
 	d.m.sub.mu.Lock()
 	spared := d.spared
 	d.m.sub.mu.Unlock()
 	if !d.inTime() {
-		then(note{spared: spared}, false)
+		then(records.Note{Spared: spared}, false)
 		return
 	}
-	b.records.noteSpared(d.m.sub.link, spareNote{d.attemptsSubject(), note{spared: spared}}, func(stored bool) {
+	b.records.NoteSpared(d.m.sub.link, records.SpareNote{Subject: d.attemptsSubject(), Note: records.Note{Spared: spared}}, func(stored bool) {
 		if !stored && d.patient(began) && d.inTime() {
 			b.soon.add(func() { d.tellForgotten(began, then) })
 			return
 		}
-		then(note{spared: spared}, true)
+		then(records.Note{Spared: spared}, true)
 	})
 }
 
@@ -375,13 +327,13 @@ func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
 	d.m.sub.mu.Lock()
 	spared := d.spared
 	d.m.sub.mu.Unlock()
-	n := b.records.dropNote(spareNote{d.attemptsSubject(), note{spared: spared, failed: f}})
-	err := l.AskUntil(&nats.Msg{Subject: n.subject, Data: n.value()}, b.clock.Now()+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
+	n := b.records.DropNote(records.SpareNote{Subject: d.attemptsSubject(), Note: records.Note{Spared: spared, Failed: f}})
+	err := l.AskUntil(&nats.Msg{Subject: n.Subject, Data: n.Value()}, b.clock.Now()+int64(records.NoteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
 		if err != nil || conn.NoResponders(reply) {
 			again()
 			return
 		}
-		_, err = conn.ParsePubAck(reply.Data, "KV_"+attemptsBucket)
+		_, err = conn.ParsePubAck(reply.Data, "KV_"+native.AttemptsBucket)
 		then(err == nil)
 	}))
 	if err != nil {
@@ -392,12 +344,7 @@ func (d *Delivery) noteFailed(f *lastFailure, then func(stored bool)) {
 // forgetFailed removes the note of d. It does not wait: a note that stays is about an event that is
 // settled.
 func (d *Delivery) forgetFailed() {
-	b, subject := d.group.bus, d.attemptsSubject()
-	b.records.unsaved.mu.Lock()
-	delete(b.records.unsaved.notes, subject)
-	b.records.unsaved.mu.Unlock()
-	msg := &nats.Msg{Subject: b.conn.API + "STREAM.PURGE.KV_" + attemptsBucket, Data: []byte(`{"filter":"` + subject + `"}`)}
-	_ = d.m.sub.link.Ask(msg, b.clock.Now(), conn.AskerFunc(func(*nats.Msg, error) {}))
+	d.group.bus.records.ForgetNote(d.m.sub.link, d.attemptsSubject())
 }
 
 // spare ends a delivery that no client had: it counts for no attempt. The bucket is told before the
@@ -412,7 +359,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	}
 	d.group.addUnsettled(d.seq)
 	s.mu.Lock()
-	resolved, n := d.resolved, note{d.spared + 1, d.failed, d.until}
+	resolved, n := d.resolved, records.Note{Spared: d.spared + 1, Failed: d.failed, Until: d.until}
 	if !resolved {
 		d.unseen, d.unseenNak = true, nak
 	}
@@ -423,7 +370,7 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 	}
 	g, b := d.group, s.bus
 	g.mu.Lock()
-	full := g.known.spare(d.seq, d.delivered, n.spared-1, b.limits.AttemptsKnown)
+	full := g.known.spare(d.seq, d.delivered, n.Spared-1, b.limits.AttemptsKnown)
 	g.mu.Unlock()
 	if full {
 		b.obs.LimitReached("attempts_known")
@@ -432,20 +379,20 @@ func (s *Subscription) spare(d *Delivery, nak bool) {
 		return // it is late: newer deliveries of the event were noted
 	}
 	s.returning.TryAcquire(maxReturning)
-	d.giveBack(b.clock.Now(), spareNote{d.attemptsSubject(), n}, nak)
+	d.giveBack(b.clock.Now(), records.SpareNote{Subject: d.attemptsSubject(), Note: n}, nak)
 }
 
 // patient reports whether the bucket is to be asked again about d, since the given time.
 func (d *Delivery) patient(began int64) bool {
-	return d.group.bus.clock.Now()-began < int64(notePatience)
+	return d.group.bus.clock.Now()-began < int64(records.NotePatience)
 }
 
 // giveBack notes that no client had d and, with nak, then has the server deliver the event again.
 // While the bucket does not answer and d is still the hub's, the event waits: whichever hub has it
 // next is to find the note.
-func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
+func (d *Delivery) giveBack(began int64, note records.SpareNote, nak bool) {
 	s, b := d.m.sub, d.group.bus
-	b.records.noteSpared(s.link, note, func(stored bool) {
+	b.records.NoteSpared(s.link, note, func(stored bool) {
 		if nak && !stored && d.patient(began) && d.inTime() {
 			b.soon.add(func() { d.giveBack(began, note, nak) })
 			return
@@ -453,7 +400,7 @@ func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
 		if nak {
 			wait := time.Duration(0)
 			if d.bounced {
-				wait = b.lingering.bounceDelay(d.group, note.spared-1)
+				wait = b.lingering.bounceDelay(d.group, note.Spared-1)
 			}
 			d.sendInTime(nakAfter(wait))
 		}
@@ -463,12 +410,6 @@ func (d *Delivery) giveBack(began int64, note spareNote, nak bool) {
 
 // maxReturning does not bound what is on its way back: that is bounded by what was held.
 const maxReturning = 1 << 30
-
-// spareNote is what the attempts bucket is told.
-type spareNote struct {
-	subject string
-	note
-}
 
 // soon are questions to ask again. There is at most one for each delivery that the hub holds or
 // gives back.
@@ -491,119 +432,5 @@ func (s *soon) run() {
 	s.mu.Unlock()
 	for _, f := range ask {
 		f()
-	}
-}
-
-// unsaved are notes and marks that could not be stored, by subject.
-type unsaved struct {
-	mu    sync.Mutex
-	notes map[string]note // bounded by Limits.AttemptsKnown
-	marks map[string]mark
-}
-
-// noteSpared stores a note and calls then. A note that the bucket does not take for now is kept and
-// stored later; one that it refuses counts for stored, as asking again would not help. It does not
-// block.
-func (r *records) noteSpared(l *conn.Link, n spareNote, then func(stored bool)) {
-	n = r.dropNote(n)
-	msg := &nats.Msg{Subject: n.subject, Data: n.value()}
-	err := l.AskUntil(msg, r.clock.Now()+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
-		stored := err == nil && !conn.NoResponders(reply)
-		if !stored {
-			r.keepNote(n)
-		} else {
-			if _, err := conn.ParsePubAck(reply.Data, "KV_"+attemptsBucket); err != nil {
-				r.obs.LimitReached("attempts_bucket") // it counts as an attempt
-				r.log.Debug("failed to note a delivery that no client had", slog.Any("error", err))
-			}
-		}
-		then(stored)
-	}))
-	if err != nil {
-		r.keepNote(n)
-		then(false)
-	}
-}
-
-// keepNote keeps a note until it can be stored. Without room, it counts as an attempt.
-func (r *records) keepNote(n spareNote) {
-	r.unsaved.mu.Lock()
-	defer r.unsaved.mu.Unlock()
-	if _, known := r.unsaved.notes[n.subject]; !known && len(r.unsaved.notes) >= r.limits.AttemptsKnown {
-		r.obs.LimitReached("attempts_known")
-		return
-	}
-	kept, known := r.unsaved.notes[n.subject]
-	n.failed, n.until = cmp.Or(n.failed, kept.failed), max(n.until, kept.until)
-	if known && n.spared >= 0 && n.spared < kept.spared {
-		n.spared = kept.spared
-	}
-	r.unsaved.notes[n.subject] = n.note
-}
-
-// dropNote forgets a kept note that a newer one replaces, and returns the newer one with what it
-// does not say.
-func (r *records) dropNote(n spareNote) spareNote {
-	r.unsaved.mu.Lock()
-	defer r.unsaved.mu.Unlock()
-	if kept, known := r.unsaved.notes[n.subject]; known && (n.spared < 0 || kept.spared <= n.spared) {
-		n.failed, n.until = cmp.Or(n.failed, kept.failed), max(n.until, kept.until)
-		delete(r.unsaved.notes, n.subject)
-	}
-	return n
-}
-
-// saveUnsaved stores what could not be stored before, unless something newer is there. It does not
-// block.
-func (r *records) saveUnsaved(l *conn.Link) {
-	r.unsaved.mu.Lock()
-	notes, marks := r.unsaved.notes, maps.Clone(r.unsaved.marks)
-	r.unsaved.notes = make(map[string]note)
-	r.unsaved.mu.Unlock()
-	for subject, kept := range notes {
-		r.askStored(l, attemptsBucket, subject, func(value []byte, err error) {
-			n := spareNote{subject, kept}
-			if err != nil {
-				r.keepNote(n)
-				return
-			}
-			stored, ok := parseNote(value)
-			more := n.spared < 0 || 0 <= stored.spared && stored.spared < n.spared
-			if ok && !more {
-				if (n.failed == nil || stored.failed != nil) && n.until <= stored.until {
-					return
-				}
-				n.spared = stored.spared
-			}
-			n.failed, n.until = cmp.Or(n.failed, stored.failed), max(n.until, stored.until)
-			r.noteSpared(l, n, func(bool) {})
-		})
-	}
-	for subject, m := range marks {
-		r.saveMark(l, subject, m)
-	}
-}
-
-// askStored asks the leader of a bucket for the value under a subject, and calls then with it:
-// empty where there is none. It does not block.
-func (r *records) askStored(l *conn.Link, bucket, subject string, then func(value []byte, err error)) {
-	msg := &nats.Msg{Subject: r.conn.API + "STREAM.MSG.GET.KV_" + bucket, Data: []byte(`{"last_by_subj":"` + subject + `"}`)}
-	err := l.AskUntil(msg, r.clock.Now()+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
-		if err != nil {
-			then(nil, err)
-			return
-		}
-		stored, err := conn.ParseStored(reply)
-		switch {
-		case errors.Is(err, event.ErrNotFound):
-			then(nil, nil)
-		case err != nil:
-			then(nil, err)
-		default:
-			then(stored.Data, nil)
-		}
-	}))
-	if err != nil {
-		then(nil, err)
 	}
 }

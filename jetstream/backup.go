@@ -19,6 +19,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
 
@@ -120,8 +121,8 @@ func (k *backups) begin(ctx context.Context) (end func(), err error) {
 
 // bookkeeping are the streams in which hubs note what is done.
 var bookkeeping = []string{
-	"KV_" + native.AttemptsBucket, "KV_" + marksBucket, "KV_" + makersBucket, "KV_" + bookmarksBucket, "KV_" + retentionBucket,
-	"KV_" + delaysBucket, "KV_" + handlesBucket, "KV_" + revokedBucket, "KV_" + schemasBucket, "KV_" + groupsBucket,
+	"KV_" + native.AttemptsBucket, "KV_" + records.MarksBucket, "KV_" + records.MakersBucket, "KV_" + records.BookmarksBucket, "KV_" + records.RetentionBucket,
+	"KV_" + delaysBucket, "KV_" + handlesBucket, "KV_" + revokedBucket, "KV_" + schemasBucket, "KV_" + native.GroupsBucket,
 }
 
 // Backup writes everything that the embedded server has on its disk to w, while the bus works: all
@@ -255,7 +256,7 @@ func (m *backupMaker) positions(ctx context.Context, all, notes []*copiedStream)
 				return nil, nil, err
 			}
 			done = append(done, one)
-			if s.name == "KV_"+groupsBucket {
+			if s.name == "KV_"+native.GroupsBucket {
 				moved = one.State.LastSeq
 			}
 		}
@@ -270,7 +271,7 @@ func (m *backupMaker) positions(ctx context.Context, all, notes []*copiedStream)
 			}
 			consumers[s.name] = kept
 		}
-		info, err := m.backups.conn.FindStream(ctx, "KV_"+groupsBucket)
+		info, err := m.backups.conn.FindStream(ctx, "KV_"+native.GroupsBucket)
 		if err != nil {
 			return nil, nil, err
 		}

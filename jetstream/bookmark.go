@@ -7,20 +7,15 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
-	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
-
-// bookmarksBucket holds the bookmarks of groups.
-const bookmarksBucket = "eventhub_bookmarks"
 
 const (
 	// MaxBookmarks ("bookmarks") is the maximum number of bookmarks of a group.
@@ -56,14 +51,6 @@ type Bookmark struct {
 	MadeMS int64 `json:"made_ms"`
 }
 
-// bookmark is a Bookmark as it is stored.
-type bookmark struct {
-	Bookmark
-
-	Stream  time.Time `json:"stream"`  // when it was created
-	Settled []seqSpan `json:"settled"` // what was settled behind the floor
-}
-
 // seqSpan is a run of sequences, both ends included.
 type seqSpan = native.Span
 
@@ -89,10 +76,6 @@ func validBookmark(name string) error {
 	return nil
 }
 
-func bookmarksPrefix(t *streams.Topic, group string) string {
-	return "$KV." + bookmarksBucket + "." + groupKey(t, group) + "."
-}
-
 // Put stores the present position of the group under a name, and replaces the bookmark that has the
 // name. Deliveries to the group stop for a moment, so that the bookmark can be exact.
 func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
@@ -104,12 +87,11 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 	if err != nil {
 		return Bookmark{}, err
 	}
-	prefix := bookmarksPrefix(t, m.group.name)
-	known, err := b.conn.Subjects(ctx, bookmarksBucket, prefix+">")
+	known, err := b.records.BookmarkNames(ctx, t, m.group.name)
 	if err != nil {
-		return Bookmark{}, b.conn.Unavailable(err)
+		return Bookmark{}, err
 	}
-	if _, replaces := known[prefix+keyToken(name)]; !replaces && len(known) >= MaxBookmarks {
+	if !slices.Contains(known, name) && len(known) >= MaxBookmarks {
 		b.obs.LimitReached("bookmarks")
 		return Bookmark{}, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the group has %d bookmarks, which is the limit: delete one", MaxBookmarks)}
 	}
@@ -127,15 +109,11 @@ func (m Bookmarks) Put(ctx context.Context, name string) (Bookmark, error) {
 	if err != nil {
 		return Bookmark{}, b.conn.Unavailable(err)
 	}
-	made.Name, made.Stream = name, t.Stream.Created
-	value, err := json.Marshal(made)
-	if err != nil {
+	made.Name = name
+	if err := b.records.PutBookmark(ctx, t, m.group.name, made); err != nil {
 		return Bookmark{}, err
 	}
-	if _, err := b.conn.Write(ctx, "KV_"+bookmarksBucket, &nats.Msg{Subject: prefix + keyToken(name), Data: value}); err != nil {
-		return Bookmark{}, b.conn.Unavailable(fmt.Errorf("jetstream: store a bookmark: %w", err))
-	}
-	return made.Bookmark, nil
+	return Bookmark(made.Bookmark), nil
 }
 
 // Get returns a bookmark, or ErrNotFound.
@@ -147,11 +125,11 @@ func (m Bookmarks) Get(ctx context.Context, name string) (Bookmark, error) {
 	if err != nil {
 		return Bookmark{}, err
 	}
-	found, err := m.group.bus.records.bookmark(ctx, t, m.group.name, name)
+	found, err := m.group.bus.records.Bookmark(ctx, t, m.group.name, name)
 	if err != nil {
 		return Bookmark{}, err
 	}
-	return found.Bookmark, nil
+	return Bookmark(found.Bookmark), nil
 }
 
 // List returns the bookmarks of the group by their names.
@@ -161,23 +139,21 @@ func (m Bookmarks) List(ctx context.Context) ([]Bookmark, error) {
 	if err != nil {
 		return nil, err
 	}
-	prefix := bookmarksPrefix(t, m.group.name)
-	known, err := b.conn.Subjects(ctx, bookmarksBucket, prefix+">")
+	names, err := b.records.BookmarkNames(ctx, t, m.group.name)
 	if err != nil {
-		return nil, b.conn.Unavailable(err)
+		return nil, err
 	}
 	var list []Bookmark
-	for subject := range known {
-		found, err := b.records.bookmark(ctx, t, m.group.name, tokenKey(strings.TrimPrefix(subject, prefix)))
+	for _, name := range names {
+		found, err := b.records.Bookmark(ctx, t, m.group.name, name)
 		if errors.Is(err, event.ErrNotFound) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, found.Bookmark)
+		list = append(list, Bookmark(found.Bookmark))
 	}
-	slices.SortFunc(list, func(a, b Bookmark) int { return strings.Compare(a.Name, b.Name) })
 	return list, nil
 }
 
@@ -190,29 +166,29 @@ func (m Bookmarks) Delete(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := m.group.bus.conn.Purge(ctx, bookmarksBucket, bookmarksPrefix(t, m.group.name)+keyToken(name), 0); err != nil {
+	if err := m.group.bus.records.DeleteBookmark(ctx, t, m.group.name, name); err != nil {
 		return m.group.bus.conn.Unavailable(err)
 	}
 	return nil
 }
 
 // pointer returns the topic and the generation of a group that exists.
-func (g Group) pointer(ctx context.Context) (*streams.Topic, generation, error) {
+func (g Group) pointer(ctx context.Context) (*streams.Topic, records.Generation, error) {
 	t, ptr, _, err := g.present(ctx)
 	return t, ptr, err
 }
 
 // present is pointer with the consumer.
-func (g Group) present(ctx context.Context) (t *streams.Topic, ptr generation, info *natsjs.ConsumerInfo, err error) {
+func (g Group) present(ctx context.Context) (t *streams.Topic, ptr records.Generation, info *natsjs.ConsumerInfo, err error) {
 	if err := ValidGroup(g.name); err != nil {
 		return nil, ptr, nil, err
 	}
 	if t, _, err = g.bus.streams.FreshExisting(ctx, g.topic); err != nil {
 		return nil, ptr, nil, err
 	}
-	ptr, err = g.bus.records.generations.get(ctx, t, g.name)
+	ptr, err = g.bus.records.Generation(ctx, t, g.name)
 	if err == nil {
-		info, err = g.bus.records.groupConsumer(ctx, t, &ptr)
+		info, err = g.bus.records.GroupConsumer(ctx, t, &ptr)
 	}
 	if errors.Is(err, event.ErrNotFound) {
 		return nil, ptr, nil, event.ErrNotFound
@@ -221,22 +197,6 @@ func (g Group) present(ctx context.Context) (t *streams.Topic, ptr generation, i
 		return nil, ptr, nil, g.bus.conn.Unavailable(err)
 	}
 	return t, ptr, info, nil
-}
-
-// bookmark reads a bookmark. One of a stream that was deleted and created again is none.
-func (r *records) bookmark(ctx context.Context, t *streams.Topic, group, name string) (*bookmark, error) {
-	m, err := r.conn.LastBySubject(ctx, "KV_"+bookmarksBucket, bookmarksPrefix(t, group)+keyToken(name))
-	if errors.Is(err, event.ErrNotFound) {
-		return nil, event.ErrNotFound
-	}
-	if err != nil {
-		return nil, r.conn.Unavailable(err)
-	}
-	var found bookmark
-	if err := json.Unmarshal(m.Data, &found); err != nil || !found.Stream.Equal(t.Stream.Created) {
-		return nil, event.ErrNotFound // an unreadable bookmark says nothing
-	}
-	return &found, nil
 }
 
 // Times of taking a bookmark.
@@ -251,30 +211,30 @@ const (
 // which. Hubs know what they hold. Nothing is delivered meanwhile, so if hubs hold as many events
 // as the server waits for, these are the ones. Events that wait on the server for a new delivery
 // are in no hub's hands; the bookmark is then not exact.
-func (b *Bus) takeBookmark(ctx context.Context, t *streams.Topic, group string, ptr *generation) (*bookmark, error) {
-	info, err := b.records.groupConsumer(ctx, t, ptr)
+func (b *Bus) takeBookmark(ctx context.Context, t *streams.Topic, group string, ptr *records.Generation) (*records.StoredBookmark, error) {
+	info, err := b.records.GroupConsumer(ctx, t, ptr)
 	if err != nil {
 		return nil, err
 	}
 	if info.NumAckPending == 0 {
-		return ptr.bookmark(info, nil, true), nil
+		return bookmarkOf(ptr, info, nil, true), nil
 	}
 	if info.NumAckPending > MaxBookmarkEvents {
 		b.obs.LimitReached("bookmark_events")
-		return ptr.bookmark(info, nil, false), nil
+		return bookmarkOf(ptr, info, nil, false), nil
 	}
 	if !ptr.Paused {
-		if err := b.records.pauseConsumer(ctx, t, ptr.Consumer, info.TimeStamp.Add(bookmarkPause)); err != nil {
+		if err := b.records.PauseConsumer(ctx, t, ptr.Consumer, info.TimeStamp.Add(bookmarkPause)); err != nil {
 			return nil, err
 		}
 		defer b.endShortPause(ctx, t, group, ptr.Consumer)
 	}
 	deadline := time.Now().Add(bookmarkAsks)
 	for {
-		if info, err = b.records.groupConsumer(ctx, t, ptr); err != nil {
+		if info, err = b.records.GroupConsumer(ctx, t, ptr); err != nil {
 			return nil, err
 		}
-		held, err := b.records.askHeld(ctx, t, ptr.Consumer, info.NumAckPending)
+		held, err := b.askHeld(ctx, t, ptr.Consumer, info.NumAckPending)
 		if err != nil {
 			return nil, err
 		}
@@ -283,18 +243,18 @@ func (b *Bus) takeBookmark(ctx context.Context, t *streams.Topic, group string, 
 			return nil, err
 		}
 		if all {
-			return ptr.bookmark(info, held, true), nil
+			return bookmarkOf(ptr, info, held, true), nil
 		}
 		if time.Now().After(deadline) {
-			return ptr.bookmark(info, nil, false), nil
+			return bookmarkOf(ptr, info, nil, false), nil
 		}
 	}
 }
 
-// bookmark notes where the group is. unsettled are the events up to the newest delivered one that
+// bookmarkOf notes where the group is. unsettled are the events up to the newest delivered one that
 // the server waits for, in order; they are known if exact.
-func (p *generation) bookmark(info *natsjs.ConsumerInfo, unsettled []uint64, exact bool) *bookmark {
-	mark := &bookmark{Bookmark: Bookmark{
+func bookmarkOf(p *records.Generation, info *natsjs.ConsumerInfo, unsettled []uint64, exact bool) *records.StoredBookmark {
+	mark := &records.StoredBookmark{Bookmark: records.Bookmark{
 		Floor: floorOf(info), Newest: max(info.Delivered.Stream, floorOf(info)), Unsettled: uint64(max(info.NumAckPending, 0)),
 		Exact: exact, MadeMS: time.Now().UnixMilli(),
 	}}
@@ -316,40 +276,28 @@ func (p *generation) bookmark(info *natsjs.ConsumerInfo, unsettled []uint64, exa
 func (b *Bus) endShortPause(ctx context.Context, t *streams.Topic, group, consumer string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
 	defer cancel()
-	ptr, err := b.records.generations.get(ctx, t, group)
+	ptr, err := b.records.Generation(ctx, t, group)
 	if err != nil {
 		return // the pause ends by itself
 	}
 	if ptr.Paused {
 		// who pauses the group does the same
-		_ = b.records.pauseConsumer(ctx, t, consumer, pausedUntil)
+		_ = b.records.PauseConsumer(ctx, t, consumer, pausedUntil)
 		return
 	}
-	_ = b.records.resumeConsumer(ctx, t, consumer) // as above
+	_ = b.records.ResumeConsumer(ctx, t, consumer) // as above
 }
-
-// heldQuestion asks all hubs what they hold of a consumer. It is an entry of the bucket of
-// generations, which all hubs watch.
-type heldQuestion struct {
-	Held  string `json:"held"` // stream and consumer
-	Reply string `json:"reply"`
-	// LetGo asks them to give their leases up as well, and to answer with a heldAnswer.
-	LetGo bool `json:"let_go,omitempty"`
-}
-
-// heldPrefix begins the keys of questions. No stream has capitals in its name.
-const heldPrefix = "HELD."
 
 // heldWait is how long answers are waited for.
 const heldWait = 250 * time.Millisecond
 
 // askHeld returns what hubs hold of a consumer, in order. It returns as soon as it has enough.
-func (r *records) askHeld(ctx context.Context, t *streams.Topic, consumer string, enough int) ([]uint64, error) {
+func (b *Bus) askHeld(ctx context.Context, t *streams.Topic, consumer string, enough int) ([]uint64, error) {
 	if enough == 0 {
 		return nil, nil
 	}
 	held := make(map[uint64]struct{})
-	err := r.askHubs(ctx, heldQuestion{Held: t.Stream.Name + "." + consumer}, heldWait, func(answer []byte) bool {
+	err := b.records.AskHubs(ctx, records.Question{Held: t.Stream.Name + "." + consumer}, heldWait, func(answer []byte) bool {
 		var seqs []uint64
 		if json.Unmarshal(answer, &seqs) == nil {
 			for _, seq := range seqs {
@@ -361,72 +309,8 @@ func (r *records) askHeld(ctx context.Context, t *streams.Topic, consumer string
 	return slices.Sorted(maps.Keys(held)), err
 }
 
-// askHubs asks all hubs a question and calls f with each answer, until f returns true or wait is
-// over: nobody knows which hubs there are.
-func (r *records) askHubs(ctx context.Context, q heldQuestion, wait time.Duration, f func(answer []byte) (enough bool)) error {
-	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
-	defer cancel()
-	nc := r.conn.Link().NC
-	q.Reply = nats.NewInbox()
-	// one from each hub; more do not fit and are not heard
-	answers := make(chan *nats.Msg, MaxBookmarkEvents)
-	sub, err := nc.ChanSubscribe(q.Reply, answers)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is closed
-	if err := nc.FlushWithContext(ctx); err != nil {
-		return err
-	}
-	value, err := json.Marshal(q)
-	if err != nil {
-		return err
-	}
-	key := heldPrefix + strings.TrimPrefix(q.Reply, nats.InboxPrefix)
-	if _, err := r.generations.put(ctx, key, value); err != nil {
-		return err
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleWait)
-		defer cancel()
-		// the sweeper removes what stays
-		_ = r.conn.Purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+key, 0)
-	}()
-	began := time.Now()
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	for stalls := 0; ; {
-		select {
-		case m := <-answers:
-			if f(m.Data) {
-				return nil
-			}
-		case <-timer.C:
-			// This process stood still: perhaps its own answer was not written yet.
-			if late := time.Since(began) > wait+wait/4; late && stalls < 5 {
-				stalls++
-				began = time.Now()
-				timer.Reset(wait)
-				continue
-			}
-			if len(answers) > 0 {
-				timer.Reset(0)
-				continue
-			}
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// answerHeld tells who asks what this hub surely holds of a consumer. An old question, which is
-// not live, takes no leases.
-func (r *groupRegistry) answerHeld(value []byte, live bool) {
-	var q heldQuestion
-	if json.Unmarshal(value, &q) != nil || q.Reply == "" || q.LetGo && !live {
-		return
-	}
+// answerHeld tells who asks what this hub surely holds of a consumer.
+func (r *groupRegistry) answerHeld(q *records.Question) {
 	r.mu.Lock()
 	g := r.byKey[q.Held]
 	r.mu.Unlock()
@@ -439,8 +323,7 @@ func (r *groupRegistry) answerHeld(value []byte, live bool) {
 	} else {
 		answer = g.surelyHeld()
 	}
-	value, err := json.Marshal(answer)
-	if err == nil {
+	if value, err := json.Marshal(answer); err == nil {
 		_ = r.conn.Link().NC.Publish(q.Reply, value) // an error means that the connection is down
 	}
 }
@@ -462,8 +345,8 @@ func (g *group) surelyHeld() []uint64 {
 }
 
 // aimAtBookmark resolves a bookmark.
-func (r *records) aimAtBookmark(ctx context.Context, t *streams.Topic, group, name string, state natsjs.StreamState) (aim, error) {
-	found, err := r.bookmark(ctx, t, group, name)
+func (b *Bus) aimAtBookmark(ctx context.Context, t *streams.Topic, group, name string, state natsjs.StreamState) (aim, error) {
+	found, err := b.records.Bookmark(ctx, t, group, name)
 	if err != nil {
 		return aim{}, err
 	}

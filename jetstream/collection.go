@@ -176,21 +176,13 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 	}
 	msg := &nats.Msg{Subject: c.prefix + keyToken(key), Header: h, Data: value}
 	ack, err := c.core.conn.Write(ctx, c.stream(), msg)
-	if keyChanged(err) {
+	if conn.KeyChanged(err) {
 		return 0, event.ErrKeyChanged
 	}
 	if err != nil {
 		return 0, c.core.conn.Unavailable(fmt.Errorf("jetstream: write to bucket %s: %w", c.name, err))
 	}
 	return ack.Seq, nil
-}
-
-// keyChanged reports whether a publish was refused because the subject's last message is not the
-// one expected.
-func keyChanged(err error) bool {
-	refused, ok := errors.AsType[*conn.APIError](err)
-	return ok &&
-		(refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequence || refused.ErrCode == natsjs.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
 // Each calls f with every entry, the least recently written first, including the marks of deleted

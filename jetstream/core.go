@@ -3,12 +3,16 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/reading"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/topics"
@@ -90,12 +94,46 @@ func (c *core) readingConfig(s *streams.Streams) reading.Config {
 	}
 }
 
+// recordsConfig is what records are given of the core.
+func (c *core) recordsConfig(s *streams.Streams) records.Config {
+	l := &c.limits
+	return records.Config{
+		Conn: c.conn, Streams: s, Messages: c.messages, OpenBucket: c.ownBucket,
+		Limits: records.Limits{Topics: l.Topics, ClientTopics: l.ClientTopics, ClientGroups: l.ClientGroups, GroupsPerClient: l.GroupsPerClient, AttemptsKnown: l.AttemptsKnown},
+		Log:    c.log, Often: c.often, Obs: c.obs, Clock: c.clock,
+	}
+}
+
 // sharedBucket returns a bucket of all hubs of which nothing but where it is is known.
 func (c *core) sharedBucket(name, description string, entries int64) streams.SharedBucket {
 	return streams.SharedBucket{
 		Conn: c.conn, Often: c.often, Replicas: c.cfg.Replicas, Memory: c.cfg.Server != nil && c.cfg.Server.InMemory(),
 		Name: name, Description: description, Max: entries,
 	}
+}
+
+// ownBucket opens a bucket in which hubs keep what they share, and makes it if it is not there.
+func (c *core) ownBucket(ctx context.Context, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
+	cfg.Replicas = c.cfg.Replicas
+	if c.cfg.Server != nil && c.cfg.Server.InMemory() {
+		cfg.Storage = natsjs.MemoryStorage
+	}
+	kv, err := conn.WhenUp(ctx, c.conn, func() (natsjs.KeyValue, error) { return openOrMake(ctx, c.conn.JS.Within(c.cfg.openWait), cfg) })
+	if err != nil {
+		return nil, fmt.Errorf("open bucket %s: %w; check that the NATS user may create KV buckets, and that enough servers of the cluster are up for %d replicas", cfg.Bucket, err, c.cfg.Replicas)
+	}
+	return kv, nil
+}
+
+func openOrMake(ctx context.Context, js natsjs.JetStream, cfg natsjs.KeyValueConfig) (natsjs.KeyValue, error) {
+	kv, err := js.KeyValue(ctx, cfg.Bucket)
+	if errors.Is(err, natsjs.ErrBucketNotFound) {
+		kv, err = js.CreateKeyValue(ctx, cfg)
+		if errors.Is(err, natsjs.ErrBucketExists) {
+			kv, err = js.KeyValue(ctx, cfg.Bucket)
+		}
+	}
+	return kv, err
 }
 
 // close waits for all work, and until ctx ends for what was asked over the connections. It then

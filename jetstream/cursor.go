@@ -9,7 +9,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
-	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
 
@@ -46,11 +46,11 @@ func (g Group) Cursor(ctx context.Context) (Cursor, error) {
 	if err != nil {
 		return Cursor{}, err
 	}
-	ptr, err := b.records.generations.get(ctx, t, group)
+	ptr, err := b.records.Generation(ctx, t, group)
 	if err != nil {
 		return Cursor{}, b.conn.Unavailable(err)
 	}
-	info, err := b.records.groupConsumer(ctx, t, &ptr)
+	info, err := b.records.GroupConsumer(ctx, t, &ptr)
 	if errors.Is(err, event.ErrNotFound) {
 		return Cursor{}, event.ErrNotFound
 	}
@@ -87,11 +87,11 @@ func (g Group) Backlog(ctx context.Context) (Backlog, error) {
 	if err != nil {
 		return Backlog{}, err
 	}
-	ptr, err := b.records.generations.get(ctx, t, group)
+	ptr, err := b.records.Generation(ctx, t, group)
 	if err != nil {
 		return Backlog{}, b.conn.Unavailable(err)
 	}
-	info, err := b.records.groupConsumer(ctx, t, &ptr)
+	info, err := b.records.GroupConsumer(ctx, t, &ptr)
 	if errors.Is(err, event.ErrNotFound) {
 		return Backlog{}, event.ErrNotFound
 	}
@@ -125,18 +125,18 @@ func (g Group) Delete(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		ptr, err := b.records.generations.get(ctx, t, group)
+		ptr, err := b.records.Generation(ctx, t, group)
 		if err != nil {
 			return b.conn.Unavailable(err)
 		}
-		info, err := b.records.consumer(ctx, t, ptr.Consumer)
+		info, err := b.records.Consumer(ctx, t, ptr.Consumer)
 		exists := err == nil
 		if err != nil && !errors.Is(err, event.ErrNotFound) {
 			return b.conn.Unavailable(err)
 		}
 		if exists && !ptr.Deleted {
-			_, err := b.records.generations.swap(ctx, t, group, ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, After: ptr.After, Deleted: true}})
-			if errors.Is(err, errGroupMoved) {
+			_, err := b.records.Swap(ctx, t, group, ptr, records.Generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, After: ptr.After, Deleted: true}})
+			if errors.Is(err, records.ErrMoved) {
 				continue
 			}
 			if err != nil {
@@ -145,12 +145,12 @@ func (g Group) Delete(ctx context.Context) error {
 		}
 		maker := ""
 		if exists {
-			maker = info.Config.Metadata[metaMaker]
+			maker = info.Config.Metadata[records.MetaMaker]
 			if err := b.conn.JS.DeleteConsumer(ctx, t.Stream.Name, ptr.Consumer); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
 				return b.conn.Unavailable(fmt.Errorf("jetstream: delete group %q on stream %s: %w", group, t.Stream.Name, err))
 			}
 		}
-		if err := b.forgetGroup(ctx, t, group, maker); err != nil {
+		if err := b.records.Forget(ctx, t, group, maker); err != nil {
 			return b.conn.Unavailable(err)
 		}
 		if err := b.queues.dropQueue(ctx, ptr.PutBack); err != nil {
@@ -163,28 +163,4 @@ func (g Group) Delete(ctx context.Context) error {
 		return nil
 	}
 	return &event.Error{Code: event.CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
-}
-
-// forgetGroup removes what is noted about a group that was deleted.
-func (b *Bus) forgetGroup(ctx context.Context, t *streams.Topic, group, maker string) error {
-	key := groupKey(t, group)
-	subjects := [][2]string{
-		{marksBucket, marksSubject(t, group)},
-		{attemptsBucket, "$KV." + attemptsBucket + "." + key + ".>"},
-		{bookmarksBucket, bookmarksPrefix(t, group) + ">"},
-		{retentionBucket, lossSubject(t, group)},
-		{retentionBucket, seenSubject(t, group)},
-	}
-	if maker != "" {
-		subjects = append(subjects, [2]string{makersBucket, makerSubject(maker, t, group)})
-	}
-	b.records.unsaved.mu.Lock()
-	delete(b.records.unsaved.marks, marksSubject(t, group))
-	b.records.unsaved.mu.Unlock()
-	for _, s := range subjects {
-		if err := b.conn.Purge(ctx, s[0], s[1], 0); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -133,7 +133,7 @@ func (q *deadLetters) sameConsumer(ctx context.Context, d *Delivery, since int64
 	if q.core.clock.Now()-since < int64(deadSure) {
 		return true, nil
 	}
-	info, err := q.records.consumer(ctx, d.group.topic, d.group.consumer)
+	info, err := q.records.Consumer(ctx, d.group.topic, d.group.consumer)
 	if gone(err) {
 		return false, nil
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/internal/reading"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
 
@@ -35,7 +36,7 @@ type deadLetters struct {
 	core       *core
 	publishing *publishing
 	reads      *reading.Reads
-	records    *records
+	records    *records.Records
 	soon       *soon
 
 	ctx     context.Context
@@ -85,7 +86,7 @@ func (b *backOff) more(most time.Duration) int64 {
 	return int64(*b)
 }
 
-func startDeadLetters(p *publishing, r *records, again *soon) *deadLetters {
+func startDeadLetters(p *publishing, r *records.Records, again *soon) *deadLetters {
 	q := &deadLetters{
 		core: p.core, publishing: p, reads: p.reads, records: r, soon: again, rations: p.letterRations,
 		waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int),
@@ -221,7 +222,7 @@ func (q *deadLetters) enter(l *deadLetter) {
 func (q *deadLetters) noteFailure(l *deadLetter) {
 	now := q.core.clock.Now()
 	q.mu.Lock()
-	due := l.noted == 0 || now-l.noted > int64(attemptsAge/2)
+	due := l.noted == 0 || now-l.noted > int64(records.AttemptsAge/2)
 	if due {
 		l.noted = now
 	}
@@ -388,7 +389,7 @@ func (q *deadLetters) keep() {
 				touch[d.m] = append(touch[d.m], d)
 			}
 			d.m.sub.mu.Unlock()
-			if ours && (l.noted == 0 && now-l.added >= int64(deadFirst) || l.noted != 0 && now-l.noted > int64(attemptsAge/2)) {
+			if ours && (l.noted == 0 && now-l.added >= int64(deadFirst) || l.noted != 0 && now-l.noted > int64(records.AttemptsAge/2)) {
 				note = append(note, l) // the hub may lose its right to it
 			}
 			switch {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
 
@@ -51,7 +52,7 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 			if err := one.Group(topic, "g").Delete(t.Context()); !errors.Is(err, event.ErrNotFound) {
 				t.Errorf("deleting it again: %v", err)
 			}
-			for _, bucket := range []string{marksBucket, attemptsBucket, makersBucket} {
+			for _, bucket := range []string{records.MarksBucket, native.AttemptsBucket, records.MakersBucket} {
 				s, err := one.conn.JS.Stream(t.Context(), "KV_"+bucket)
 				if err != nil || s.CachedInfo().State.Msgs != 0 {
 					t.Errorf("bucket %s holds %d, %v", bucket, s.CachedInfo().State.Msgs, err)
@@ -68,7 +69,7 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if err := one.records.generations.sweep(t.Context(), 0); err != nil {
+			if err := one.records.SweepGenerations(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
 			again.quiet(10 * time.Millisecond)
@@ -135,7 +136,7 @@ func TestADeletionThatWasCutOff(t *testing.T) {
 	publish(t, b, "cut", "1")
 	for _, finish := range []func() error{
 		func() error { return b.Group("cut", "g").Delete(t.Context()) },
-		func() error { return b.records.sweepStream(t.Context(), b.streams.Known("cut").Stream, 0) },
+		func() error { return b.records.SweepStream(t.Context(), b.streams.Known("cut").Stream, 0) },
 	} {
 		k := take(t, b, "cut", "g", SubscribeOptions{From: FromEarliest})
 		k.payloads(1)
@@ -143,11 +144,11 @@ func TestADeletionThatWasCutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		topic := b.streams.Known("cut")
-		ptr, err := b.records.generations.get(t.Context(), topic, "g")
+		ptr, err := b.records.Generation(t.Context(), topic, "g")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.records.generations.swap(t.Context(), topic, "g", ptr, generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, Deleted: true}}); err != nil {
+		if _, err := b.records.Swap(t.Context(), topic, "g", ptr, records.Generation{Generation: native.Generation{Number: ptr.Number, Consumer: ptr.Consumer, Deleted: true}}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := b.Group("cut", "g").Backlog(t.Context()); !errors.Is(err, event.ErrNotFound) {

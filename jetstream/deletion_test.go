@@ -12,7 +12,9 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
 
@@ -85,7 +87,7 @@ func TestADeletionThatIsCutOff(t *testing.T) {
 		if e, err := b.Keys(topic).Get(t.Context(), "old"); !errors.Is(err, event.ErrNotFound) {
 			t.Errorf("after %d requests, the topic created again has a key of the old one: %v, %v", passed, e, err)
 		}
-		for _, bucket := range []string{groupsBucket, bookmarksBucket, marksBucket, attemptsBucket, retentionBucket} {
+		for _, bucket := range []string{native.GroupsBucket, records.BookmarksBucket, records.MarksBucket, native.AttemptsBucket, records.RetentionBucket} {
 			noted, err := b.conn.Subjects(t.Context(), bucket, "$KV."+bucket+".>")
 			if err != nil {
 				t.Fatal(err)

@@ -9,16 +9,18 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/internal/records"
 )
 
 // settings are those of the consumer that a group now is.
 func settings(t *testing.T, b *Bus, topic, group string) natsjs.ConsumerConfig {
 	t.Helper()
-	ptr, err := b.records.generations.get(t.Context(), b.streams.Known(topic), group)
+	ptr, err := b.records.Generation(t.Context(), b.streams.Known(topic), group)
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := b.records.groupConsumer(t.Context(), b.streams.Known(topic), &ptr)
+	info, err := b.records.GroupConsumer(t.Context(), b.streams.Known(topic), &ptr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +56,7 @@ func TestAMemberWithoutATTLMakesTheGroupDurable(t *testing.T) {
 			})
 			owner := take(t, two, "bills", "billing", SubscribeOptions{})
 			cfg := settings(t, two, "bills", "billing")
-			if cfg.InactiveThreshold != 0 || cfg.MemoryStorage || cfg.Metadata[metaMaker] != "jwt:eve" {
+			if cfg.InactiveThreshold != 0 || cfg.MemoryStorage || cfg.Metadata[records.MetaMaker] != "jwt:eve" {
 				t.Errorf("it is still %+v", cfg)
 			}
 			if moved := cfg.Name != "billing"; moved == test.file {
@@ -109,7 +111,7 @@ func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
 			}
 			wg.Wait()
 			topic := one.streams.Known("race")
-			ptr, err := one.records.generations.get(t.Context(), topic, group)
+			ptr, err := one.records.Generation(t.Context(), topic, group)
 			if err != nil || !ptr.Durable {
 				t.Fatalf("%+v, %v", ptr, err)
 			}
@@ -150,11 +152,11 @@ func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	eve := take(t, b, "crash", "g", SubscribeOptions{From: FromEarliest, GroupTTL: memoryTTL, MaxInFlight: 1, BatchSize: 1})
 	d := eve.next()
 	topic := b.streams.Known("crash")
-	ptr, err := b.records.generations.get(t.Context(), topic, "g")
+	ptr, err := b.records.Generation(t.Context(), topic, "g")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.records.createConsumer(t.Context(), topic, "g", ptr.next(topic, "g").Consumer, groupStart{seq: 1}); err != nil {
+	if _, err := b.createConsumer(t.Context(), topic, "g", ptr.Next(topic, "g").Consumer, groupStart{seq: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Ack(); err != nil {
@@ -166,7 +168,7 @@ func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	if slices.Sort(got); !slices.Equal(got, []string{"1", "2"}) {
 		t.Errorf("got %q", got)
 	}
-	if err := b.records.sweepStream(t.Context(), topic.Stream, 0); err != nil {
+	if err := b.records.SweepStream(t.Context(), topic.Stream, 0); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := b.conn.JS.Stream(t.Context(), "crash"); err != nil || s.CachedInfo().State.Consumers != 1 {

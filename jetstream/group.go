@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -78,7 +79,7 @@ type group struct {
 func (b *Bus) newGroup(t *streams.Topic, name string, info *natsjs.ConsumerInfo, revision uint64, known past) *group {
 	g := &group{
 		bus: b, topic: t, name: name, consumer: info.Name, fence: newFence(max(info.Config.AckWait, time.Second)),
-		created: native.ConsumerMade(info), memory: info.Config.MemoryStorage, maker: info.Config.Metadata[metaMaker], slots: slotsOf(info),
+		created: native.ConsumerMade(info), memory: info.Config.MemoryStorage, maker: info.Config.Metadata[records.MetaMaker], slots: slotsOf(info),
 		first: max(info.Config.OptStartSeq, 1), past: known,
 		next:  b.conn.API + "CONSUMER.MSG.NEXT." + t.Stream.Name + "." + info.Name,
 		info:  b.conn.API + "CONSUMER.INFO." + t.Stream.Name + "." + info.Name,
@@ -100,8 +101,26 @@ func (g *group) key() string { return g.topic.Stream.Name + "." + g.consumer }
 // source names the group as the source of a line in the log.
 func (g *group) source() string { return g.topic.Name + "::" + g.name }
 
-// errStreamGone says that the stream was deleted since this hub met it.
-var errStreamGone = errors.New("jetstream: the stream was deleted")
+// pastOf is what the members of the next generation are to know of events.
+func pastOf(p *records.Generation) past {
+	if p.Deleted {
+		return past{}
+	}
+	return past{p.Settled, p.Tried}
+}
+
+// endedSince reports whether the group was deleted since its member knew it. A member that knows
+// none yet is new.
+func endedSince(p *records.Generation, was *group) bool {
+	if was == nil {
+		return false
+	}
+	known := was.revision.Load()
+	return p.Deleted && p.Revision > known || p.After > known
+}
+
+// errGroupDeleted says that somebody deleted the group of a member.
+var errGroupDeleted = errors.New("jetstream: the group was deleted")
 
 // joining is who joins which group, and what becomes of a group that does not exist.
 type joining struct {
@@ -127,22 +146,22 @@ type joining struct {
 // then would begin with what is left of it on disk, its leases included: so the group goes on under
 // a new name, as after a seek. Groups with a TTL live in memory, and leave nothing.
 func (b *Bus) join(ctx context.Context, j *joining) (*group, error) {
-	var noted entry
+	var noted records.Entry
 	g, err := b.joinNoting(ctx, j, &noted)
-	if noted.subject != "" && (err != nil || g.maker != noted.client) {
-		b.records.makers.forget(ctx, noted) // it was not made, or by another
+	if noted != (records.Entry{}) && (err != nil || g.maker != noted.Client) {
+		b.records.Makers.Forget(ctx, noted) // it was not made, or by another
 	}
 	return g, err
 }
 
 // joinNoting is join. It sets noted when the group is noted for the client.
-func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group, error) {
+func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *records.Entry) (*group, error) {
 	dead := j.was
 	if !j.gone {
 		dead = nil
 	}
 	if j.ends && j.was != nil {
-		switch gone, err := b.records.generations.deleted(ctx, j.was.topic.Stream); {
+		switch gone, err := b.records.Deleted(ctx, j.was.topic.Stream); {
 		case err != nil:
 			return nil, b.conn.Unavailable(err)
 		case gone:
@@ -154,17 +173,17 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		if err != nil {
 			return nil, err
 		}
-		ptr, err := b.records.generations.get(ctx, t, j.group)
+		ptr, err := b.records.Generation(ctx, t, j.group)
 		if err != nil {
 			return nil, b.conn.Unavailable(err)
 		}
 		if j.queue = ptr.PutBack; ptr.Deleted {
 			j.queue = ""
 		}
-		if j.ends && ptr.ended(j.was) {
+		if j.ends && endedSince(&ptr, j.was) {
 			return nil, errGroupDeleted
 		}
-		info, err := b.records.groupConsumer(ctx, t, &ptr)
+		info, err := b.records.GroupConsumer(ctx, t, &ptr)
 		if err == nil && j.was == nil {
 			if err := sameOrder(j, info); err != nil {
 				return nil, err
@@ -172,17 +191,17 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 		if err == nil && !dead.is(info) {
 			g, err := b.rewound(ctx, t, j.group, ptr, info, state.LastSeq)
-			if errors.Is(err, errGroupMoved) {
+			if errors.Is(err, records.ErrMoved) {
 				continue
 			}
 			if g != nil || err != nil {
 				return g, err
 			}
 			if j.ttl > 0 || info.Config.InactiveThreshold == 0 {
-				return b.newGroup(t, j.group, info, ptr.revision, ptr.past()), nil
+				return b.newGroup(t, j.group, info, ptr.Revision, pastOf(&ptr)), nil
 			}
 			g, err = b.makeDurable(ctx, t, j.group, ptr, info)
-			if errors.Is(err, errGroupMoved) {
+			if errors.Is(err, records.ErrMoved) {
 				continue
 			}
 			return g, err
@@ -194,7 +213,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		if err != nil {
 			return nil, err
 		}
-		if !from.goesOn && *noted == (entry{}) {
+		if !from.goesOn && *noted == (records.Entry{}) {
 			if *noted, err = b.mayMakeGroup(ctx, t, j, state.Consumers); err != nil {
 				return nil, err
 			}
@@ -204,18 +223,18 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 		}
 		anew := j.was == nil && !from.goesOn && !ptr.Deleted
 		if anew { // nothing of a group of this name that has ended stays
-			if err := b.conn.Purge(ctx, bookmarksBucket, bookmarksPrefix(t, j.group)+">", 0); err != nil {
+			if err := b.records.DeleteBookmarks(ctx, t, j.group); err != nil {
 				return nil, b.conn.Unavailable(err)
 			}
-			if anew = ptr.carries(); anew {
+			if anew = ptr.Carries(); anew {
 				was := ptr
-				ptr, j.queue = ptr.emptied(), ""
+				ptr, j.queue = ptr.Emptied(), ""
 				from.lost = from.lost || was.Number > 1 && from.ttl == 0
 			}
 		}
 		if ptr.Deleted || anew || dead.leftOnDisk(t, ptr.Consumer) {
 			g, err := b.startUnderNewName(ctx, t, j.group, ptr, from)
-			if errors.Is(err, errGroupMoved) {
+			if errors.Is(err, records.ErrMoved) {
 				continue
 			}
 			if g != nil && anew {
@@ -224,7 +243,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return g, err
 		}
 		from.paused = ptr.Paused
-		info, err = b.records.createConsumer(ctx, t, j.group, ptr.Consumer, from)
+		info, err = b.createConsumer(ctx, t, j.group, ptr.Consumer, from)
 		if errors.Is(err, natsjs.ErrConsumerExists) || err == nil && dead.is(info) {
 			continue // another hub was first: its start counts; or the deleted one is still there
 		}
@@ -235,7 +254,7 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			b.log.WarnContext(ctx, "found the remains of a consumer that the machines of NATS lost in a crash; the group starts under another name",
 				slog.String("topic", t.Name), slog.String("group", j.group), slog.String("consumer", info.Name))
 			g, err := b.startUnderNewName(ctx, t, j.group, ptr, from)
-			if errors.Is(err, errGroupMoved) {
+			if errors.Is(err, records.ErrMoved) {
 				continue
 			}
 			if g != nil {
@@ -244,79 +263,79 @@ func (b *Bus) joinNoting(ctx context.Context, j *joining, noted *entry) (*group,
 			return g, err
 		}
 		// A seek that came between reading the generation and here does not know of this consumer.
-		again, err := b.records.generations.get(ctx, t, j.group)
+		again, err := b.records.Generation(ctx, t, j.group)
 		if err != nil {
 			return nil, b.conn.Unavailable(err)
 		}
 		if !again.Deleted && again.Consumer == info.Name {
-			g := b.newGroup(t, j.group, info, again.revision, again.past())
+			g := b.newGroup(t, j.group, info, again.Revision, pastOf(&again))
 			// A later generation says that there was a group. With a TTL, it may have ended in
 			// order.
 			g.lost.Store(from.lost || dead == nil && ptr.Number > 1 && from.ttl == 0)
 			g.storeFirstMark(ctx, from.seq-1)
 			return g, nil
 		}
-		b.deleteConsumer(ctx, t.Stream.Name, info.Name)
+		b.records.DeleteConsumer(ctx, t.Stream.Name, info.Name)
 	}
 	return nil, &event.Error{Code: event.CodeSubscribeFailed, Msg: "the group is being moved again and again: try later"}
 }
 
 // mayMakeGroup counts a new group for the client that joins it, or returns the refusal. consumers
 // is how many its stream has.
-func (b *Bus) mayMakeGroup(ctx context.Context, t *streams.Topic, j *joining, consumers int) (entry, error) {
+func (b *Bus) mayMakeGroup(ctx context.Context, t *streams.Topic, j *joining, consumers int) (records.Entry, error) {
 	if j.client == "" {
-		return entry{}, nil
+		return records.Entry{}, nil
 	}
 	if consumers >= t.Stream.Room {
 		b.obs.LimitReached("stream_groups")
-		return entry{}, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the topic has as many groups as there is room for on its stream, which is %d: have some deleted, or let them end by opts.groupTtlMs", t.Stream.Room)}
+		return records.Entry{}, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("the topic has as many groups as there is room for on its stream, which is %d: have some deleted, or let them end by opts.groupTtlMs", t.Stream.Room)}
 	}
 	if j.free {
-		return entry{}, nil
+		return records.Entry{}, nil
 	}
-	return b.records.makers.note(ctx, t, j.group, j.client)
+	return b.records.Makers.Note(ctx, t, j.group, j.client)
 }
 
 // makeDurable takes the TTL from a group that a member joins without one, so that nobody ends a
-// group of others by having made it first. It returns errGroupMoved when the group is another by
+// group of others by having made it first. It returns records.ErrMoved when the group is another by
 // then.
 //
 // The server changes the TTL of a consumer in a file, which keeps its leases and all that is
 // settled. From memory, the group moves to a consumer in a file, as by a seek: at its oldest
 // unsettled event, so that what was settled out of order behind it comes again.
-func (b *Bus) makeDurable(ctx context.Context, t *streams.Topic, name string, ptr generation, info *natsjs.ConsumerInfo) (*group, error) {
+func (b *Bus) makeDurable(ctx context.Context, t *streams.Topic, name string, ptr records.Generation, info *natsjs.ConsumerInfo) (*group, error) {
 	durable := ptr
 	durable.Durable = true
 	if info.Config.MemoryStorage {
-		to := groupStart{seq: max(info.AckFloor.Stream+1, info.Config.OptStartSeq), maker: info.Config.Metadata[metaMaker], slots: slotsOf(info)}
+		to := groupStart{seq: max(info.AckFloor.Stream+1, info.Config.OptStartSeq), maker: info.Config.Metadata[records.MetaMaker], slots: slotsOf(info)}
 		if live := b.groups.liveGroup(t, ptr.Consumer); live != nil {
 			to.seq = max(to.seq, b.groups.resumeAt(live)) // acks may be under way
 		}
 		moved, rev, err := b.moveGroup(ctx, t, name, durable, to)
 		if err != nil {
-			return nil, b.unavailableUnless(err, errGroupMoved)
+			return nil, b.unavailableUnless(err, records.ErrMoved)
 		}
-		b.deleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
+		b.records.DeleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
 		b.log.InfoContext(ctx, "group has no TTL any more; moved to a file", slog.String("topic", t.Name), slog.String("group", name))
-		return b.newGroup(t, name, moved, rev, ptr.past()), nil
+		return b.newGroup(t, name, moved, rev, pastOf(&ptr)), nil
 	}
 	cfg := info.Config
 	cfg.InactiveThreshold = 0
 	_, err := b.conn.JS.UpdateConsumer(ctx, t.Stream.Name, cfg)
 	if errors.Is(err, natsjs.ErrConsumerDoesNotExist) || errors.Is(err, natsjs.ErrConsumerNotFound) {
-		return nil, errGroupMoved // it ended at this moment
+		return nil, records.ErrMoved // it ended at this moment
 	}
 	if err != nil {
 		return nil, b.conn.Unavailable(fmt.Errorf("jetstream: take the TTL from consumer %s of stream %s: %w", info.Name, t.Stream.Name, err))
 	}
 	// other hubs read it there
-	rev, err := b.records.generations.swap(ctx, t, name, ptr, durable)
+	rev, err := b.records.Swap(ctx, t, name, ptr, durable)
 	if err != nil {
-		return nil, b.unavailableUnless(err, errGroupMoved)
+		return nil, b.unavailableUnless(err, records.ErrMoved)
 	}
 	b.log.InfoContext(ctx, "group has no TTL any more", slog.String("topic", t.Name), slog.String("group", name))
 	info.Config = cfg
-	return b.newGroup(t, name, info, rev, ptr.past()), nil
+	return b.newGroup(t, name, info, rev, pastOf(&ptr)), nil
 }
 
 // unavailableUnless is unavailable, but for an error that the caller handles.
@@ -346,33 +365,33 @@ func hasRemains(info *natsjs.ConsumerInfo) bool {
 }
 
 // startUnderNewName starts a group whose consumer's name has something left on disk. It returns
-// errGroupMoved when another was first.
-func (b *Bus) startUnderNewName(ctx context.Context, t *streams.Topic, name string, ptr generation, from groupStart) (*group, error) {
+// records.ErrMoved when another was first.
+func (b *Bus) startUnderNewName(ctx context.Context, t *streams.Topic, name string, ptr records.Generation, from groupStart) (*group, error) {
 	info, rev, err := b.moveGroup(ctx, t, name, ptr, from)
 	if err != nil {
-		return nil, b.unavailableUnless(err, errGroupMoved)
+		return nil, b.unavailableUnless(err, records.ErrMoved)
 	}
-	b.deleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
-	g := b.newGroup(t, name, info, rev, ptr.past())
+	b.records.DeleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
+	g := b.newGroup(t, name, info, rev, pastOf(&ptr))
 	g.storeFirstMark(ctx, from.seq-1)
 	return g, nil
 }
 
 // moveGroup makes a consumer of a new name the group's next generation in one compare-and-set: it
-// returns errGroupMoved when another was first.
-func (b *Bus) moveGroup(ctx context.Context, t *streams.Topic, group string, from generation, to groupStart) (*natsjs.ConsumerInfo, uint64, error) {
-	next := from.next(t, group)
+// returns records.ErrMoved when another was first.
+func (b *Bus) moveGroup(ctx context.Context, t *streams.Topic, group string, from records.Generation, to groupStart) (*natsjs.ConsumerInfo, uint64, error) {
+	next := from.Next(t, group)
 	to.paused = next.Paused
-	info, err := b.records.createConsumer(ctx, t, group, next.Consumer, to)
+	info, err := b.createConsumer(ctx, t, group, next.Consumer, to)
 	if err != nil {
 		return nil, 0, err
 	}
-	rev, err := b.records.generations.swap(ctx, t, group, from, next)
-	if errors.Is(err, errGroupMoved) {
-		b.deleteConsumer(ctx, t.Stream.Name, next.Consumer)
+	rev, err := b.records.Swap(ctx, t, group, from, next)
+	if errors.Is(err, records.ErrMoved) {
+		b.records.DeleteConsumer(ctx, t.Stream.Name, next.Consumer)
 	}
 	if err == nil && info.Config.MemoryStorage {
-		b.records.storeMark(ctx, marksSubject(t, group), mark{
+		b.records.StoreMark(ctx, t, group, records.Mark{
 			Consumer: next.Consumer, Stream: t.Stream.Created, Floor: to.seq - min(to.seq, 1), TTLMS: to.ttl.Milliseconds(),
 			SeenMS: time.Now().UnixMilli(), Left: true, Maker: to.maker,
 		})
@@ -382,41 +401,15 @@ func (b *Bus) moveGroup(ctx context.Context, t *streams.Topic, group string, fro
 }
 
 // gone reports whether err says that a consumer, or its stream, does not exist.
-func gone(err error) bool { return errors.Is(err, event.ErrNotFound) || errors.Is(err, errStreamGone) }
-
-// consumer looks a group's consumer up. It returns ErrNotFound when there is none.
-func (r *records) consumer(ctx context.Context, t *streams.Topic, name string) (*natsjs.ConsumerInfo, error) {
-	c, err := r.conn.JS.Consumer(ctx, t.Stream.Name, name)
-	switch {
-	case errors.Is(err, natsjs.ErrConsumerNotFound):
-		return nil, event.ErrNotFound
-	case errors.Is(err, natsjs.ErrStreamNotFound):
-		r.streams.Forget(t.Stream)
-		return nil, fmt.Errorf("%w: topic %s", errStreamGone, t.Name)
-	case err != nil:
-		return nil, fmt.Errorf("jetstream: consumer %s of stream %s: %w", name, t.Stream.Name, err)
-	}
-	info := c.CachedInfo()
-	if info.Config.AckPolicy != natsjs.AckExplicitPolicy || info.Config.DeliverSubject != "" {
-		return nil, &event.Error{Code: event.CodeSubscribeFailed, Msg: "a consumer of that name exists that is no group (it is a push consumer, or without explicit acks): choose another group name"}
-	}
-	return info, nil
+func gone(err error) bool {
+	return errors.Is(err, event.ErrNotFound) || errors.Is(err, records.ErrStreamGone)
 }
 
-// groupConsumer looks the consumer up that a group now is. It returns ErrNotFound when there is
-// none, or when the group was deleted.
-func (r *records) groupConsumer(ctx context.Context, t *streams.Topic, ptr *generation) (*natsjs.ConsumerInfo, error) {
-	if ptr.Deleted {
-		return nil, event.ErrNotFound
-	}
-	return r.consumer(ctx, t, ptr.Consumer)
-}
-
-func (r *records) createConsumer(ctx context.Context, t *streams.Topic, group, name string, from groupStart) (*natsjs.ConsumerInfo, error) {
+func (b *Bus) createConsumer(ctx context.Context, t *streams.Topic, group, name string, from groupStart) (*natsjs.ConsumerInfo, error) {
 	cfg := native.ConsumerConfig(t.Name, group, name, t.Stream.Family)
-	cfg.OptStartSeq, cfg.AckWait = from.seq, r.cfg.AckWait
+	cfg.OptStartSeq, cfg.AckWait = from.seq, b.cfg.AckWait
 	if from.maker != "" {
-		cfg.Metadata[metaMaker] = from.maker
+		cfg.Metadata[records.MetaMaker] = from.maker
 	}
 	if from.slots > 0 {
 		cfg.Metadata[native.MetaSlots] = strconv.Itoa(from.slots)
@@ -428,7 +421,7 @@ func (r *records) createConsumer(ctx context.Context, t *streams.Topic, group, n
 		cfg.InactiveThreshold = from.ttl
 		cfg.MemoryStorage = from.ttl <= memoryTTL
 	}
-	c, err := r.conn.JS.CreateConsumer(ctx, t.Stream.Name, cfg)
+	c, err := b.conn.JS.CreateConsumer(ctx, t.Stream.Name, cfg)
 	if refused, ok := errors.AsType[*natsjs.APIError](err); ok && refused.ErrorCode == natsjs.JSErrCodeMaximumConsumersLimit {
 		return nil, &event.Error{Code: event.CodeOverloaded, Msg: "the topic has as many groups as the event store keeps for one: have some deleted, or let them end by opts.groupTtlMs"}
 	}
@@ -436,11 +429,4 @@ func (r *records) createConsumer(ctx context.Context, t *streams.Topic, group, n
 		return nil, fmt.Errorf("jetstream: create consumer %s of stream %s: %w", name, t.Stream.Name, err)
 	}
 	return c.CachedInfo(), nil
-}
-
-// deleteConsumer deletes a consumer that no group uses.
-func (c *core) deleteConsumer(ctx context.Context, stream, name string) {
-	if err := c.conn.JS.DeleteConsumer(ctx, stream, name); err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) {
-		c.often.Log(ctx, slog.LevelWarn, "a consumer that no group uses could not be deleted", stream, slog.String("stream", stream), slog.String("consumer", name), slog.Any("error", err))
-	}
 }

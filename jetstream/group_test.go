@@ -16,6 +16,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
@@ -107,7 +108,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 			t.Fatalf("two groups: %s and %s", starts[0].consumer, starts[1].consumer)
 		}
 		// Whoever was first decided for both: all that is stored, or none of it.
-		info, err := one.records.consumer(t.Context(), one.streams.Known("race"), starts[0].consumer)
+		info, err := one.records.Consumer(t.Context(), one.streams.Known("race"), starts[0].consumer)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -315,13 +316,13 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	}
 	k := take(t, b, "sweep", "g", SubscribeOptions{})
 	take(t, b, "sweep", "plain", SubscribeOptions{})
-	left := generation{Generation: native.Generation{Number: 7}}.next(topic, "g")
+	left := records.Generation{Generation: native.Generation{Number: 7}}.Next(topic, "g")
 	for _, name := range []string{left.Consumer, topic.ConsumerName("g")} {
-		if _, err := b.records.createConsumer(t.Context(), topic, "g", name, groupStart{seq: 1}); err != nil {
+		if _, err := b.createConsumer(t.Context(), topic, "g", name, groupStart{seq: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := b.records.sweepStream(t.Context(), topic.Stream, 0); err != nil {
+	if err := b.records.SweepStream(t.Context(), topic.Stream, 0); err != nil {
 		t.Fatal(err)
 	}
 	s, err := b.conn.JS.Stream(t.Context(), topic.Stream.Name)
@@ -487,7 +488,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 	if err := b.Group("moved", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
-	ptr, err := b.records.generations.get(t.Context(), b.streams.Known("moved"), "g")
+	ptr, err := b.records.Generation(t.Context(), b.streams.Known("moved"), "g")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,9 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 )
 
 // GroupInfo is what operators want to know of a group. The figures are the server's own; reading
@@ -64,7 +66,7 @@ func (g Group) Info(ctx context.Context) (GroupInfo, error) {
 }
 
 // info is what is known of the group that a consumer is.
-func (r *groupReader) info(ctx context.Context, t *streams.Topic, group string, ptr *generation, info *natsjs.ConsumerInfo) (GroupInfo, error) {
+func (r *groupReader) info(ctx context.Context, t *streams.Topic, group string, ptr *records.Generation, info *natsjs.ConsumerInfo) (GroupInfo, error) {
 	a := r.admin
 	if !current(info) {
 		return GroupInfo{}, errNotCurrent
@@ -72,7 +74,7 @@ func (r *groupReader) info(ctx context.Context, t *streams.Topic, group string, 
 	var queue *natsjs.ConsumerInfo
 	if ptr.PutBack != "" {
 		var err error
-		queue, err = a.records.consumer(ctx, &streams.Topic{Stream: &streams.Stream{Name: putBackStream}}, ptr.PutBack)
+		queue, err = a.records.Consumer(ctx, &streams.Topic{Stream: &streams.Stream{Name: putBackStream}}, ptr.PutBack)
 		switch {
 		case gone(err):
 			queue = nil
@@ -177,7 +179,7 @@ func (g Groups) Cursors(ctx context.Context, page GroupsPage) (cursors []GroupCu
 type foundGroup struct {
 	topic *streams.Topic
 	group string
-	ptr   generation
+	ptr   records.Generation
 	info  *natsjs.ConsumerInfo
 }
 
@@ -257,7 +259,7 @@ func (a *admin) streamsOf(ctx context.Context, r *groupReader, topic string) (st
 // find returns the group that a consumer is, or nil for a consumer that is no group, or one that
 // the page leaves out.
 func (r *groupReader) find(ctx context.Context, info *natsjs.ConsumerInfo, page *GroupsPage) (*foundGroup, error) {
-	topic, group := info.Config.Metadata[metaTopic], info.Config.Metadata[metaGroup]
+	topic, group := info.Config.Metadata[native.MetaTopic], info.Config.Metadata[native.MetaGroup]
 	if topic == "" || group == "" || page.Topic != "" && topic != page.Topic || page.Visible != nil && !page.Visible(topic, group) {
 		return nil, nil //nolint:nilnil // as documented
 	}
@@ -271,7 +273,7 @@ func (r *groupReader) find(ctx context.Context, info *natsjs.ConsumerInfo, page 
 	if t.Stream.Name != info.Stream {
 		return nil, nil //nolint:nilnil // as documented
 	}
-	ptr, err := r.admin.records.generations.get(ctx, t, group)
+	ptr, err := r.admin.records.Generation(ctx, t, group)
 	if err != nil || ptr.Deleted || ptr.Consumer != info.Name {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
 
@@ -175,7 +176,7 @@ func (h *host) ask(op byte, now int64, then func(*guestPong)) {
 	h.sayAcksLocked()
 	h.said++
 	msg := &nats.Msg{Subject: h.to, Data: append(strconv.AppendUint(nil, h.said, 10), ' ', op)}
-	err := h.link.AskUntil(msg, now+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
+	err := h.link.AskUntil(msg, now+int64(records.NoteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
 		var pong guestPong
 		switch {
 		case err != nil:
@@ -455,7 +456,7 @@ func (h *host) end() {
 	h.ask(guestLeave, b.clock.Now(), func(*guestPong) { close(done) })
 	select {
 	case <-done:
-	case <-time.After(noteWait):
+	case <-time.After(records.NoteWait):
 	}
 	b.log.Debug("the session with the owner of an ordered group has ended", slog.String("topic", o.group.topic.Name), slog.String("group", o.group.name))
 	// it may have ended because the consumer is gone

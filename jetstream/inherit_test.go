@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
 )
@@ -82,7 +83,7 @@ func TestBookmarksEndWithTheTopic(t *testing.T) {
 		if err := b.Admin().Topic("again").Delete(t.Context(), DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if left, err := b.conn.Subjects(t.Context(), bookmarksBucket, ">"); err != nil || len(left) != 0 {
+		if left, err := b.conn.Subjects(t.Context(), records.BookmarksBucket, ">"); err != nil || len(left) != 0 {
 			t.Errorf("%d bookmarks are left, %v", len(left), err)
 		}
 	}

@@ -39,6 +39,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/reading"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -54,7 +55,7 @@ type Bus struct {
 	reads      *reading.Reads
 	access     *access
 	backups    *backups
-	records    *records
+	records    *records.Records
 	schemas    *schemas
 	publishing *publishing
 	queues     *queues
@@ -103,7 +104,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.reads = reading.New(b.readingConfig(b.streams))
 	b.access = newAccess(b.core)
 	b.backups = newBackups(b.core)
-	b.records = newRecords(b.core, b.streams)
+	b.records = records.New(b.recordsConfig(b.streams))
 	b.schemas = newSchemas(b.core)
 	b.publishing = newPublishing(b.core, b.streams, b.reads, b.schemas)
 	b.queues = newQueues(b.core, b.streams, b.records)
@@ -123,8 +124,8 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	}
 	b.streams.Hooks = streams.Hooks{
 		Gates:          b.publishing.newGates,
-		Note:           b.records.makers.noteTopic,
-		Refusal:        b.records.makers.topicRefusal,
+		Note:           b.records.Makers.NoteTopic,
+		Refusal:        b.records.Makers.TopicRefusal,
 		Drifted:        b.reportDrift,
 		FinishDeletion: b.admin.finishDeletion,
 	}
@@ -134,11 +135,11 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		stuckSince:  b.groups.stuckSince,
 		deleteGroup: func(ctx context.Context, topic, group string) error { return b.Group(topic, group).Delete(ctx) },
 	}
-	b.records.recordHooks = recordHooks{
-		held:         b.groups.answerHeld,
-		topicDeleted: b.subscriptions.topicDeleted,
-		groupMoved:   b.subscriptions.groupMoved,
-		endDeletion:  b.admin.endDeletion,
+	b.records.Hooks = records.Hooks{
+		Held:         b.groups.answerHeld,
+		TopicDeleted: b.subscriptions.topicDeleted,
+		GroupMoved:   b.subscriptions.groupMoved,
+		EndDeletion:  b.admin.endDeletion,
 	}
 	return b, nil
 }
@@ -160,7 +161,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.backups.checkRestored(ctx); err != nil {
 		return err
 	}
-	if err := b.records.open(ctx); err != nil {
+	if err := b.records.OpenGenerations(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
 	if b.owners, err = openOwners(ctx, b.core, b.handles.hub); err != nil {
@@ -169,18 +170,12 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if err := b.schemas.table.open(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
-	own := []natsjs.KeyValueConfig{
-		{Bucket: attemptsBucket, Description: "eventhub: deliveries that no client had", TTL: attemptsAge, MaxBytes: attemptsBytes},
-		{Bucket: marksBucket, Description: "eventhub: how far groups in memory are", TTL: marksAge},
-		{Bucket: makersBucket, Description: "eventhub: the groups that clients have made"},
-		{Bucket: bookmarksBucket, Description: "eventhub: bookmarks of groups"},
-		{Bucket: retentionBucket, Description: "eventhub: what groups have lost, and who holds topics that reject", TTL: retentionAge, MaxBytes: retentionBytes},
+	if err := b.records.OpenOthers(ctx); err != nil {
+		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
 	if b.cfg.Server != nil {
-		own = append(own, natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes})
-	}
-	for _, cfg := range own {
-		if _, err := b.ownBucket(ctx, cfg); err != nil {
+		delays := natsjs.KeyValueConfig{Bucket: delaysBucket, Description: "eventhub: events refused with a delay", TTL: delaysAge, MaxBytes: delaysBytes}
+		if _, err := b.ownBucket(ctx, delays); err != nil {
 			return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 		}
 	}
@@ -195,7 +190,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	b.clock.LastTick.Store(b.clock.Now())
 	b.conn.Start(b.watchStalls)
 	b.conn.Start(b.askAgain)
-	b.conn.Start(b.records.generations.follow)
+	b.conn.Start(b.records.Follow)
 	b.owners.begin()
 	b.conn.Start(b.sweepGroups)
 	b.conn.Start(b.admin.lookAfterBuckets)
@@ -261,7 +256,7 @@ func (b *Bus) askAgain() {
 			b.lingering.sweepLingering(now)
 			b.often.Sweep()
 			if l := b.conn.Links[0]; l.Up.Load() {
-				b.records.saveUnsaved(l)
+				b.records.SaveUnsaved(l)
 			}
 		}
 	}
@@ -296,7 +291,7 @@ func (b *Bus) linkReturning(l *conn.Link, now int64) {
 
 // linkBack has the subscriptions of a connection that is back go on.
 func (b *Bus) linkBack(l *conn.Link) {
-	b.records.saveUnsaved(l)
+	b.records.SaveUnsaved(l)
 	b.subscriptions.eachSubscription(func(s *Subscription) {
 		if s.link == l {
 			s.restart()

@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
@@ -145,17 +146,17 @@ func (a *admin) keep(ctx context.Context, t *streams.Topic) error {
 		a.sayFull(t, false, "")
 		return nil
 	}
-	mine, err := a.records.takeTurn(ctx, removals, t.Stream.Name)
+	mine, err := a.records.TakeTurn(ctx, records.Removals, t.Stream.Name)
 	if err != nil {
 		return err
 	}
 	certain := true
 	defer func() {
 		if certain {
-			mine.end(ctx)
+			mine.End(ctx)
 		}
 	}()
-	if first, err := mine.first(ctx, moves); err != nil || !first {
+	if first, err := mine.First(ctx, records.Moves); err != nil || !first {
 		if err == nil { // at the next look
 			a.sayFull(t, isFull(state, &info.Config), "one that is being moved")
 		}
@@ -229,7 +230,7 @@ func (a *admin) lowest(ctx context.Context, t *streams.Topic, info *natsjs.Strea
 			return 0, "", err
 		}
 		if holds {
-			return c.AckFloor.Stream, cmp.Or(c.Config.Metadata[metaGroup], c.Name), nil
+			return c.AckFloor.Stream, cmp.Or(c.Config.Metadata[native.MetaGroup], c.Name), nil
 		}
 	}
 	return info.State.LastSeq, "", nil
@@ -274,9 +275,9 @@ func (a *admin) consumers(ctx context.Context, stream string) (all []*natsjs.Con
 func (a *admin) holds(ctx context.Context, t *streams.Topic, c *natsjs.ConsumerInfo, now time.Time) (bool, error) {
 	k := t.Stream.Keep
 	lately := func(at *time.Time) bool { return at != nil && now.Sub(*at) < k.GroupAge }
-	group, ours := c.Config.Metadata[metaGroup]
-	if ours && now.Sub(c.Created) > sweepAge {
-		ptr, err := a.records.generations.get(ctx, t, group)
+	group, ours := c.Config.Metadata[native.MetaGroup]
+	if ours && now.Sub(c.Created) > records.SweepAge {
+		ptr, err := a.records.Generation(ctx, t, group)
 		if err != nil {
 			return false, err
 		}
@@ -289,13 +290,13 @@ func (a *admin) holds(ctx context.Context, t *streams.Topic, c *natsjs.ConsumerI
 		return true, nil
 	}
 	if ours {
-		m, err := a.conn.LastBySubject(ctx, "KV_"+retentionBucket, seenSubject(t, group))
-		switch {
-		case err == nil && lately(&m.Time):
+		at, err := a.records.LastSeen(ctx, t, group)
+		if err != nil {
+			return false, err
+		}
+		if !at.IsZero() && lately(&at) {
 			delete(k.Ignored, c.Name)
 			return true, nil
-		case err != nil && !errors.Is(err, event.ErrNotFound):
-			return false, err
 		}
 	}
 	if !k.Ignored[c.Name] {
@@ -308,22 +309,13 @@ func (a *admin) holds(ctx context.Context, t *streams.Topic, c *natsjs.ConsumerI
 	return false, nil
 }
 
-func seenSubject(t *streams.Topic, group string) string {
-	return "$KV." + retentionBucket + ".seen." + groupKey(t, group)
-}
-
 // noteSeen notes that a group of a topic that rejects has a member now.
 func (g *group) noteSeen(ctx context.Context) error {
 	if g.topic.Stream.Keep == nil {
 		return nil
 	}
-	if _, err := g.bus.conn.Write(ctx, "KV_"+retentionBucket, g.seenMessage()); err != nil {
-		return fmt.Errorf("jetstream: note that group %q of topic %s has a member: %w", g.name, g.topic.Name, err)
-	}
-	return nil
+	return g.bus.records.NoteSeen(ctx, g.topic, g.name)
 }
-
-func (g *group) seenMessage() *nats.Msg { return &nats.Msg{Subject: seenSubject(g.topic, g.name)} }
 
 // keepSeen notes now and then that a group of a topic that rejects has members. It does not block.
 func (g *group) keepSeen(l *conn.Link, now int64) {
@@ -332,7 +324,7 @@ func (g *group) keepSeen(l *conn.Link, now int64) {
 		return
 	}
 	g.seen.Store(now)
-	_ = l.Ask(g.seenMessage(), now, conn.AskerFunc(func(reply *nats.Msg, err error) {
+	_ = l.Ask(records.Seen(g.topic, g.name), now, conn.AskerFunc(func(reply *nats.Msg, err error) {
 		if err != nil || conn.NoResponders(reply) {
 			g.seen.Store(now - int64(k.SeenEvery())) // at the next look
 		}

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"eventhub/jetstream/internal/records"
+	"eventhub/jetstream/native"
 )
 
 // slowProxy stands before a server and delays what passes, each way, once it is told to.
@@ -195,7 +198,7 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 	echo.Reset(a.clock.Now())
 	echo.Waiting.Store(false)
 	<-time.After(200 * time.Millisecond) // the time under test
-	if m, err := a.conn.LastBySubject(t.Context(), "KV_"+attemptsBucket, d.attemptsSubject()); err == nil {
+	if m, err := a.conn.LastBySubject(t.Context(), "KV_"+native.AttemptsBucket, d.attemptsSubject()); err == nil {
 		t.Errorf("the bucket says %s", m.Data)
 	}
 	b := open(t, Config{URL: url, AckWait: 30 * time.Second, Connections: 1})
@@ -214,14 +217,11 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 func TestANegativeNoteIsKept(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	subject := "$KV." + attemptsBucket + ".s.g.0.1"
-	b.records.keepNote(spareNote{subject, note{spared: -2}})
-	if got := b.records.unsaved.notes[subject].spared; got != -2 {
-		t.Errorf("-2 is kept as %d", got)
-	}
-	b.records.saveUnsaved(b.conn.Links[0])
+	subject := "$KV." + native.AttemptsBucket + ".s.g.0.1"
+	b.records.KeepNote(records.SpareNote{Subject: subject, Note: records.Note{Spared: -2}})
+	b.records.SaveUnsaved(b.conn.Links[0])
 	eventually(t, "it is stored", func() bool {
-		m, err := b.conn.LastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
+		m, err := b.conn.LastBySubject(t.Context(), "KV_"+native.AttemptsBucket, subject)
 		return err == nil && string(m.Data) == "-2"
 	})
 }

@@ -13,6 +13,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -72,7 +73,7 @@ func (l *listedGroups) list(ctx context.Context, a *admin, stream string) error 
 		l.mu.Lock()
 		for _, info := range page.consumers {
 			a.adminHooks.seen(info)
-			if at := (groupName{info.Config.Metadata[metaTopic], info.Config.Metadata[metaGroup]}); at.topic != "" && at.group != "" {
+			if at := (groupName{info.Config.Metadata[native.MetaTopic], info.Config.Metadata[native.MetaGroup]}); at.topic != "" && at.group != "" {
 				l.consumers[at] = append(l.consumers[at], info)
 			}
 		}
@@ -189,9 +190,9 @@ func (r *groupReader) listedLag(ctx context.Context, at groupName, listed *liste
 	}
 	consumers := listed.consumers[at]
 	doubtful := len(listed.missing[t.Stream.Name])+len(listed.missing[putBackStream]) > 0
-	ptr := generation{Generation: native.Generation{Consumer: consumers[0].Name}}
+	ptr := records.Generation{Generation: native.Generation{Consumer: consumers[0].Name}}
 	if len(consumers) > 1 || consumers[0].Stream != t.Stream.Name || doubtful {
-		if ptr, err = r.admin.records.generations.get(ctx, t, at.group); err != nil {
+		if ptr, err = r.admin.records.Generation(ctx, t, at.group); err != nil {
 			return unknownLag(ctx, err)
 		}
 	}

@@ -17,7 +17,9 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
 
@@ -128,7 +130,7 @@ func TestReadsMakeNothing(t *testing.T) {
 		t.Error(err)
 	}
 	for info := range b.conn.JS.ListStreams(t.Context()).Info() {
-		if !slices.Contains([]string{"KV_" + groupsBucket, "KV_" + attemptsBucket, "KV_" + marksBucket, "KV_" + makersBucket, "KV_" + delaysBucket, "KV_" + retentionBucket, "KV_" + bookmarksBucket, "KV_" + ownersBucket}, info.Config.Name) {
+		if !slices.Contains([]string{"KV_" + native.GroupsBucket, "KV_" + native.AttemptsBucket, "KV_" + records.MarksBucket, "KV_" + records.MakersBucket, "KV_" + delaysBucket, "KV_" + records.RetentionBucket, "KV_" + records.BookmarksBucket, "KV_" + ownersBucket}, info.Config.Name) {
 			t.Errorf("there is a stream %s", info.Config.Name)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/reading"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/quota"
@@ -39,7 +40,7 @@ type letters struct {
 	*core
 	streams    *streams.Streams
 	reads      *reading.Reads
-	records    *records
+	records    *records.Records
 	publishing *publishing
 	queues     *queues
 	backups    *backups // which redrives exclude
@@ -50,7 +51,7 @@ type letters struct {
 	puttingBack   chan struct{} // held by who puts events back now
 }
 
-func newLetters(c *core, s *streams.Streams, r *reading.Reads, records *records, p *publishing, q *queues, k *backups) *letters {
+func newLetters(c *core, s *streams.Streams, r *reading.Reads, records *records.Records, p *publishing, q *queues, k *backups) *letters {
 	l := c.limits
 	return &letters{
 		core: c, streams: s, reads: r, records: records, publishing: p, queues: q, backups: k,

@@ -8,6 +8,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -173,13 +174,7 @@ func (g *group) report(f found) {
 	b := g.bus
 	ctx, cancel := context.WithTimeout(b.conn.Ctx, lossWait)
 	defer cancel()
-	var losses []Loss
-	var err error
-	if f.returned != nil {
-		losses, err = b.records.noteReturned(ctx, g, f.returned)
-	} else {
-		losses, err = b.records.noteLoss(ctx, g, f.gap)
-	}
+	losses, err := g.noteLoss(ctx, f)
 	if err != nil && b.conn.Ctx.Err() == nil {
 		b.often.Log(ctx, slog.LevelWarn, "failed to note that a group has lost events; this hub reports them by itself", g.source(),
 			slog.String("topic", g.topic.Name), slog.String("group", g.name), slog.Any("error", err))
@@ -239,4 +234,56 @@ func (d *Delivery) goOn() {
 		s.spare(d, nak)
 	}
 	s.advance()
+}
+
+// noteLoss counts what was found, and returns what the members on this hub are to be told of it. On
+// an error, the hub counts by itself. The metric counts on the hub that was first to note.
+func (g *group) noteLoss(ctx context.Context, f found) ([]Loss, error) {
+	r := g.bus.records
+	if f.returned != nil {
+		n, err := r.NoteReturned(ctx, g.topic, g.name, f.returned)
+		if n == 0 {
+			return nil, err
+		}
+		g.countLost(n)
+		return []Loss{{Topic: g.topic.Name, Events: n}}, err
+	}
+	w := records.Gap{After: f.gap.after.seq, Since: f.gap.after.stored, Order: f.gap.order, Seq: f.gap.seq, Lost: f.gap.lost}
+	n, gaps, err := r.NoteLoss(ctx, g.topic, g.name, g.consumer, w)
+	if n > 0 {
+		g.countLost(n)
+	}
+	if err != nil {
+		return []Loss{lossOf(records.BookedGap{Lost: n, Since: w.Since}, g.topic.Name)}, err
+	}
+	return g.untold(gaps, w), nil
+}
+
+// countLost is the metric of a loss.
+func (g *group) countLost(n uint64) {
+	o := g.bus.obs.Group(g.topic.Name, g.name, g.timeToLive() > 0)
+	o.Lost(n)
+	o.Close()
+}
+
+// untold is what the members on this hub have not been told of a gap: what the book has of it,
+// whichever hub has noted it.
+func (g *group) untold(gaps []records.BookedGap, w records.Gap) (losses []Loss) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, booked := range gaps {
+		if booked.Before > g.told && booked.After < w.Seq && booked.Before > w.After {
+			losses = append(losses, lossOf(booked, g.topic.Name))
+			g.told = booked.Before
+		}
+	}
+	return losses
+}
+
+func lossOf(g records.BookedGap, topic string) Loss {
+	l := Loss{Topic: topic, Events: g.Lost}
+	if g.Since > 0 {
+		l.Since = time.Unix(0, g.Since)
+	}
+	return l
 }

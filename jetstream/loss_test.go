@@ -473,39 +473,6 @@ func TestSightOfForgottenDeliveries(t *testing.T) {
 	}
 }
 
-// Two hubs note gaps in the book of their group.
-func TestBookOfAGroupThatIsNumberedAgain(t *testing.T) {
-	t.Parallel()
-	b := open(t, Config{})
-	publish(t, b, "orders", "1")
-	at, err := b.streams.Existing(t.Context(), "orders")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var book lossBook
-	for _, c := range []struct {
-		why         string
-		after       uint64
-		order, seq  uint64
-		lost, newly uint64
-	}{
-		{"16 to 29 are gone", 15, 16, 30, 14, 14},
-		{"31 went to the other hub", 15, 18, 40, 22, 8},
-		{"a leader that knows up to 14 numbers again", 30, 15, 50, 19, 9},
-		{"nothing is gone since", 40, 16, 51, 10, 0},
-		{"52 is gone", 51, 17, 53, 1, 1},
-	} {
-		w := gap{after: place{seq: c.after}, order: c.order, seq: c.seq, lost: c.lost}
-		n, err := b.records.newlyLost(t.Context(), at, &book, w, w.seq)
-		if err != nil || n != c.newly {
-			t.Errorf("%s: %d are newly lost, want %d (%v)", c.why, n, c.newly, err)
-		}
-		if n > 0 {
-			book.add(w, n)
-		}
-	}
-}
-
 // What is deleted singly, or purged by an operator, was not lost.
 func TestHolesAreNoLoss(t *testing.T) {
 	t.Parallel()

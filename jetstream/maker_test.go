@@ -11,6 +11,8 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/natstest"
 )
 
@@ -92,8 +94,8 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 		}
 	}
 	gone := func() bool {
-		groups, err := b.groupsOf(t.Context(), "tabs")
-		return err == nil && len(groups) == 0
+		info, err := b.conn.FindStream(t.Context(), "tabs")
+		return err == nil && info.State.Consumers == 0
 	}
 	eventually(t, "the groups have ended", gone)
 	for range 3 { // the same tab again and again: no new group
@@ -106,7 +108,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 	}
 	noted := func() int {
 		t.Helper()
-		noted, err := b.conn.Subjects(t.Context(), makersBucket, makersPrefix+"*.*.*")
+		noted, err := b.conn.Subjects(t.Context(), records.MakersBucket, "$KV."+records.MakersBucket+".*.*.*")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,8 +118,8 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 	for _, sweep := range []struct {
 		client string
 		age    time.Duration
-	}{{"jwt:eve", sweepYoung}, {"jwt:alice", 0}} {
-		if err := b.records.makers.sweep(t.Context(), sweep.client, sweep.age); err != nil {
+	}{{"jwt:eve", 2 * conn.PublishWait}, {"jwt:alice", 0}} {
+		if err := b.records.Makers.Sweep(t.Context(), sweep.client, sweep.age); err != nil {
 			t.Fatal(err)
 		}
 		if n := noted(); n != 3 {
@@ -127,7 +129,7 @@ func TestGroupsThatEndedCountNoMore(t *testing.T) {
 	if code := makes(t, b, "tabs", "stays", SubscribeOptions{CountFor: "jwt:bob"}); code != "" {
 		t.Fatal(code)
 	}
-	if err := b.records.makers.sweep(t.Context(), "", 0); err != nil {
+	if err := b.records.Makers.Sweep(t.Context(), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	if n := noted(); n != 1 {
@@ -153,7 +155,7 @@ func TestNewGroupsAreRationed(t *testing.T) {
 	if n := obs.limit("groups_per_client"); n != 2 {
 		t.Errorf("counted %d times", n)
 	}
-	if noted, err := b.conn.Subjects(t.Context(), makersBucket, makersPrefix+"*.*.*"); err != nil || len(noted) != 3 {
+	if noted, err := b.conn.Subjects(t.Context(), records.MakersBucket, "$KV."+records.MakersBucket+".*.*.*"); err != nil || len(noted) != 3 {
 		t.Errorf("noted are %v, %v", noted, err)
 	}
 }
@@ -275,7 +277,7 @@ func TestTopicsThatExistCountForTheirMaker(t *testing.T) {
 	if err := b.conn.JS.DeleteStream(t.Context(), "published"); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.records.makers.sweep(t.Context(), "", 0); err != nil {
+	if err := b.records.Makers.Sweep(t.Context(), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := publishes("six"); err != nil {

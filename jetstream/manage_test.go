@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
 
@@ -337,10 +339,10 @@ func TestBookmark(t *testing.T) {
 	if err := g.Delete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := one.conn.Subjects(t.Context(), bookmarksBucket, ">"); err != nil || len(left) != 0 {
+	if left, err := one.conn.Subjects(t.Context(), records.BookmarksBucket, ">"); err != nil || len(left) != 0 {
 		t.Errorf("after the group was deleted, there is %v, %v", left, err)
 	}
-	if left, err := one.conn.Subjects(t.Context(), groupsBucket, "$KV."+groupsBucket+"."+heldPrefix+">"); err != nil || len(left) != 0 {
+	if left, err := one.conn.Subjects(t.Context(), native.GroupsBucket, "$KV."+native.GroupsBucket+"."+"HELD."+">"); err != nil || len(left) != 0 {
 		t.Errorf("questions were left: %v, %v", left, err)
 	}
 }

@@ -3,7 +3,6 @@ package jetstream
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -12,52 +11,20 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
 
-// marksBucket says how far each group is whose consumer lives in the server's memory, so that the
-// group outlives its server.
-const marksBucket = "eventhub_marks"
-
 // How often the server is asked how far groups are.
 const (
 	watchEvery  = 250 * time.Millisecond // the look at which are due
-	watchMemory = 2 * time.Second        // a group in memory, or a quarter of its TTL
+	watchMemory = records.MarkEvery      // a group in memory, or a quarter of its TTL
 	watchOthers = 5 * time.Second        // other groups, while they change
 	watchPassed = time.Second            // again, when the ack floor has passed unsettled events
 	// watchBatch is the most questions at one look.
 	watchBatch = 500
-	// marksAge is how long a mark is kept: longer than any group in memory lives without members.
-	marksAge = 5 * time.Minute
 )
-
-// mark says how far a group in memory is, and when it last had a member.
-type mark struct {
-	Consumer string    `json:"consumer"`
-	Stream   time.Time `json:"stream"` // when the stream was created
-	Floor    uint64    `json:"floor"`  // up to which all is settled
-	TTLMS    int64     `json:"ttl_ms"`
-	// when the group last had a member, in epoch milliseconds of the hub's clock
-	SeenMS int64 `json:"seen_ms"`
-	Left   bool  `json:"left,omitempty"` // a member has just left
-	// the client that made the group
-	Maker string `json:"maker,omitempty"`
-}
-
-// life is how long the group outlives its mark. Unless the mark was made when a member left, one
-// may have been there until the next was due.
-func (m *mark) life() time.Duration {
-	ttl := time.Duration(m.TTLMS) * time.Millisecond
-	if m.Left {
-		return ttl
-	}
-	return ttl + min(watchMemory, ttl/4)
-}
-
-func marksSubject(t *streams.Topic, group string) string {
-	return "$KV." + marksBucket + "." + groupKey(t, group)
-}
 
 // consumerState is what the server says of a consumer, as far as the hub asks for it.
 type consumerState struct {
@@ -177,7 +144,7 @@ func (g *group) putMark(l *conn.Link) {
 	g.mu.Unlock()
 	// What fails here is done again soon.
 	m := g.mark(floor, false)
-	_ = l.Ask(m.message(marksSubject(g.topic, g.name)), g.bus.clock.Now(), conn.AskerFunc(func(*nats.Msg, error) {}))
+	_ = l.Ask(m.Message(g.topic, g.name), g.bus.clock.Now(), conn.AskerFunc(func(*nats.Msg, error) {}))
 }
 
 // storeFirstMark stores where a group in memory begins, before its first member knows that the
@@ -187,32 +154,12 @@ func (g *group) storeFirstMark(ctx context.Context, floor uint64) {
 	if !g.memory {
 		return
 	}
-	g.bus.records.storeMark(ctx, marksSubject(g.topic, g.name), g.mark(floor, false))
-}
-
-// storeMark stores a mark, or keeps it to be stored later.
-func (r *records) storeMark(ctx context.Context, subject string, m mark) {
-	reply, err := r.conn.Link().RequestMsg(ctx, m.message(subject))
-	if err == nil {
-		_, err = conn.ParsePubAck(reply.Data, "KV_"+marksBucket)
-	}
-	if err != nil {
-		r.keepMark(subject, m)
-	}
+	g.bus.records.StoreMark(ctx, g.topic, g.name, g.mark(floor, false))
 }
 
 // mark says how far the group is.
-func (g *group) mark(floor uint64, left bool) mark {
-	return mark{Consumer: g.consumer, Stream: g.topic.Stream.Created, Floor: floor, TTLMS: g.timeToLive().Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left, Maker: g.maker}
-}
-
-// message is a mark on its way to the bucket.
-func (m *mark) message(subject string) *nats.Msg {
-	value, err := json.Marshal(m)
-	if err != nil {
-		panic(err) // strings, numbers and times can be encoded
-	}
-	return &nats.Msg{Subject: subject, Data: value}
+func (g *group) mark(floor uint64, left bool) records.Mark {
+	return records.Mark{Consumer: g.consumer, Stream: g.topic.Stream.Created, Floor: floor, TTLMS: g.timeToLive().Milliseconds(), SeenMS: time.Now().UnixMilli(), Left: left, Maker: g.maker}
 }
 
 // storeLastMark stores how far a group in memory is, when a member leaves it, and waits until it is
@@ -221,14 +168,13 @@ func (g *group) storeLastMark(ctx context.Context, l *conn.Link) {
 	if !g.memory || g.deleted.Load() {
 		return
 	}
-	subject := marksSubject(g.topic, g.name)
 	if floor, err := g.askFloor(ctx, l); err == nil {
 		m := g.mark(floor, true)
-		if _, err := l.RequestMsg(ctx, m.message(subject)); err == nil {
+		if _, err := l.RequestMsg(ctx, m.Message(g.topic, g.name)); err == nil {
 			return
 		}
 	}
-	g.bus.records.keepMark(subject, g.mark(g.bus.groups.resumeAt(g)-1, true))
+	g.bus.records.KeepMark(g.topic, g.name, g.mark(g.bus.groups.resumeAt(g)-1, true))
 }
 
 // askFloor asks up to which event all is settled.
@@ -250,46 +196,6 @@ func (g *group) askFloor(ctx context.Context, l *conn.Link) (uint64, error) {
 	return state.AckFloor.Stream, nil
 }
 
-// maxKeptMarks bounds the marks that wait for a connection. Beyond it, groups whose members leave
-// meanwhile may be taken for such that had none for their TTL.
-const maxKeptMarks = 10_000
-
-func (r *records) keepMark(subject string, m mark) {
-	r.unsaved.mu.Lock()
-	defer r.unsaved.mu.Unlock()
-	if _, known := r.unsaved.marks[subject]; !known && len(r.unsaved.marks) >= maxKeptMarks {
-		r.obs.LimitReached("marks")
-		return
-	}
-	r.unsaved.marks[subject] = m
-}
-
-// saveMark stores a kept mark, unless a newer one is there. It does not block.
-func (r *records) saveMark(l *conn.Link, subject string, m mark) {
-	done := func() {
-		r.unsaved.mu.Lock()
-		defer r.unsaved.mu.Unlock()
-		if r.unsaved.marks[subject].SeenMS == m.SeenMS {
-			delete(r.unsaved.marks, subject)
-		}
-	}
-	r.askStored(l, marksBucket, subject, func(value []byte, err error) {
-		if err != nil {
-			return // it stays
-		}
-		var stored mark
-		if json.Unmarshal(value, &stored) == nil && stored.SeenMS >= m.SeenMS {
-			done()
-			return
-		}
-		_ = l.Ask(m.message(subject), r.clock.Now(), conn.AskerFunc(func(reply *nats.Msg, err error) {
-			if err == nil && !conn.NoResponders(reply) {
-				done()
-			}
-		}))
-	})
-}
-
 // groupStart is how a group begins whose consumer does not exist.
 type groupStart struct {
 	seq    uint64
@@ -307,7 +213,7 @@ type groupStart struct {
 // startOf is where a group begins whose consumer does not exist. A group in memory whose server was
 // restarted goes on behind the floor of its mark, unless it has had no member for its TTL; other
 // groups begin where the one who joins says.
-func (b *Bus) startOf(ctx context.Context, t *streams.Topic, j *joining, ptr *generation, state natsjs.StreamState) (s groupStart, err error) {
+func (b *Bus) startOf(ctx context.Context, t *streams.Topic, j *joining, ptr *records.Generation, state natsjs.StreamState) (s groupStart, err error) {
 	s = groupStart{ttl: j.ttl, maker: j.client, slots: j.slots, goesOn: j.was != nil}
 	if j.was != nil {
 		s.maker, s.slots = j.was.maker, j.was.slots
@@ -321,12 +227,12 @@ func (b *Bus) startOf(ctx context.Context, t *streams.Topic, j *joining, ptr *ge
 		s.seq, s.maker, s.goesOn = min(b.groups.resumeAt(live), state.LastSeq+1), live.maker, true
 		return s, nil
 	}
-	m, err := b.records.mark(ctx, t, j.group)
+	m, err := b.records.Mark(ctx, t, j.group)
 	if err != nil {
 		return s, b.conn.Unavailable(err)
 	}
 	known := m != nil && m.Consumer == ptr.Consumer && m.Stream.Equal(t.Stream.Created)
-	if !known || time.Since(time.UnixMilli(m.SeenMS)) > m.life() {
+	if !known || time.Since(time.UnixMilli(m.SeenMS)) > m.Life() {
 		s.lost = known && !m.Left
 		s.seq, err = j.start(ctx, t, state)
 		return s, err
@@ -334,35 +240,4 @@ func (b *Bus) startOf(ctx context.Context, t *streams.Topic, j *joining, ptr *ge
 	b.log.InfoContext(ctx, "group goes on at its mark; its server was restarted", slog.String("topic", t.Name), slog.String("group", j.group), slog.Uint64("floor", m.Floor))
 	s.seq, s.maker, s.goesOn = min(m.Floor, state.LastSeq)+1, m.Maker, true
 	return s, nil
-}
-
-// mark reads a group's mark; nil if there is none.
-func (r *records) mark(ctx context.Context, t *streams.Topic, name string) (*mark, error) {
-	subject := marksSubject(t, name)
-	kept := r.keptMark(subject)
-	msg, err := r.conn.LastBySubject(ctx, "KV_"+marksBucket, subject)
-	if errors.Is(err, event.ErrNotFound) {
-		return kept, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var m mark
-	if err := json.Unmarshal(msg.Data, &m); err != nil {
-		return nil, nil //nolint:nilerr,nilnil // an unreadable mark says nothing
-	}
-	if kept != nil && kept.SeenMS > m.SeenMS {
-		return kept, nil
-	}
-	return &m, nil
-}
-
-// keptMark is a mark that is not stored yet; nil if there is none.
-func (r *records) keptMark(subject string) *mark {
-	r.unsaved.mu.Lock()
-	defer r.unsaved.mu.Unlock()
-	if m, ok := r.unsaved.marks[subject]; ok {
-		return &m
-	}
-	return nil
 }

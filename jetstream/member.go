@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -461,11 +462,11 @@ func (d *Delivery) resolve() {
 		ask = d.tellKnown
 	case unknown, settled:
 	}
-	resolved := func(n note, sure bool) {
+	resolved := func(n records.Note, sure bool) {
 		defer s.returning.Release()
 		s.mu.Lock()
-		spared := n.spared
-		d.spared, d.resolved, d.failed, d.until = spared, true, n.failed, n.until
+		spared := n.Spared
+		d.spared, d.resolved, d.failed, d.until = spared, true, n.Failed, n.Until
 		d.Attempt = d.attempt(spared)
 		ended, nak := d.unseen, d.unseenNak
 		over := d.failed != nil && !ended && s.remove(d, event.DeadLettered)
@@ -476,7 +477,7 @@ func (d *Delivery) resolve() {
 		case ended && sure:
 			s.spare(d, nak)
 		case ended && d.knows != forgotten:
-			d.group.bus.records.keepNote(spareNote{d.attemptsSubject(), note{spared: spared + 1, until: n.until}})
+			d.group.bus.records.KeepNote(records.SpareNote{Subject: d.attemptsSubject(), Note: records.Note{Spared: spared + 1, Until: n.Until}})
 			if nak {
 				d.sendInTime(nakNow)
 			}
@@ -488,9 +489,9 @@ func (d *Delivery) resolve() {
 }
 
 // tellKnown is lookUp where this hub had the delivery before.
-func (d *Delivery) tellKnown(_ int64, then func(n note, sure bool)) {
+func (d *Delivery) tellKnown(_ int64, then func(n records.Note, sure bool)) {
 	d.m.sub.mu.Lock()
-	n := note{spared: d.spared, failed: d.failed, until: d.until}
+	n := records.Note{Spared: d.spared, Failed: d.failed, Until: d.until}
 	d.m.sub.mu.Unlock()
 	then(n, true)
 }
@@ -628,7 +629,7 @@ func (m *member) verify(g *group) {
 		}()
 		ctx, cancel := context.WithTimeout(s.ctx, conn.PublishWait)
 		defer cancel()
-		info, err := s.bus.records.consumer(ctx, g.topic, g.consumer)
+		info, err := s.bus.records.Consumer(ctx, g.topic, g.consumer)
 		if err == nil && native.ConsumerMade(info).Equal(g.created) || err != nil && !gone(err) {
 			return
 		}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
 
@@ -21,20 +22,20 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	second := take(t, b, "late", "g", SubscribeOptions{MaxInFlight: 1, BatchSize: 1})
 	second.next()
 	topic := b.streams.Known("late")
-	before, err := b.records.generations.get(t.Context(), topic, "g")
+	before, err := b.records.Generation(t.Context(), topic, "g")
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.sub.moved(groupKey(topic, "g"), &generation{Generation: native.Generation{Consumer: "g~1-0badcafe"}, revision: before.revision - 1})
+	second.sub.moved(records.GroupKey(topic, "g"), &records.Generation{Generation: native.Generation{Consumer: "g~1-0badcafe"}, Revision: before.Revision - 1})
 	// and one of the future, which says no more than: look
-	second.sub.moved(groupKey(topic, "g"), &generation{Generation: native.Generation{Consumer: "g~1-0badcafe"}, revision: before.revision + 1})
+	second.sub.moved(records.GroupKey(topic, "g"), &records.Generation{Generation: native.Generation{Consumer: "g~1-0badcafe"}, Revision: before.Revision + 1})
 	eventually(t, "the member has looked", func() bool {
 		second.sub.mu.Lock()
 		defer second.sub.mu.Unlock()
 		return !second.sub.members[0].attaching
 	})
-	after, err := b.records.generations.get(t.Context(), topic, "g")
-	if err != nil || after.revision != before.revision || after.Consumer != before.Consumer {
+	after, err := b.records.Generation(t.Context(), topic, "g")
+	if err != nil || after.Revision != before.Revision || after.Consumer != before.Consumer {
 		t.Errorf("the pointer went from %+v to %+v, %v", before, after, err)
 	}
 	if err := held.Ack(); err != nil {
@@ -56,7 +57,7 @@ func TestAGroupWithTTLThatWasDeletedKeepsItsName(t *testing.T) {
 	if got := k.payloads(1); got[0] != "2" {
 		t.Errorf("got %q", got)
 	}
-	if ptr, err := b.records.generations.get(t.Context(), b.streams.Known("ttl"), "tab-1"); err != nil || ptr.revision != 0 {
+	if ptr, err := b.records.Generation(t.Context(), b.streams.Known("ttl"), "tab-1"); err != nil || ptr.Revision != 0 {
 		t.Errorf("a pointer was stored: %+v, %v", ptr, err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 )
 
 // Times and bounds of the map for native clients.
@@ -314,7 +315,7 @@ func (n *nativeMaps) subscribe(ctx context.Context) error {
 
 // callForEcho makes a consumer, and waits for its advisory.
 func (n *nativeMaps) callForEcho(ctx context.Context, name string) error {
-	stream := "KV_" + attemptsBucket
+	stream := "KV_" + native.AttemptsBucket
 	_, err := n.access.conn.JS.CreateConsumer(ctx, stream, natsjs.ConsumerConfig{
 		Name: name, AckPolicy: natsjs.AckNonePolicy, DeliverPolicy: natsjs.DeliverNewPolicy, MemoryStorage: true, InactiveThreshold: reading.MakeWait, Replicas: 1,
 	})

@@ -13,6 +13,7 @@ import (
 
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/reading"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
 )
 
@@ -76,7 +77,7 @@ func (m *mapped) requests() (found []string) {
 				continue
 			}
 			what := strings.TrimPrefix(msg.Subject, "$JS.API.")
-			for _, look := range []string{"STREAM.LIST", "STREAM.NAMES", "STREAM.INFO.", "CONSUMER.LIST.", "CONSUMER.CREATE.KV_" + attemptsBucket} {
+			for _, look := range []string{"STREAM.LIST", "STREAM.NAMES", "STREAM.INFO.", "CONSUMER.LIST.", "CONSUMER.CREATE.KV_" + native.AttemptsBucket} {
 				if strings.HasPrefix(what, look) {
 					found = append(found, what)
 				}

@@ -85,7 +85,7 @@ func (a *access) groupsNatively(ctx context.Context, t *nativeTopic) (groups []n
 			if info.Config.DeliverSubject != "" {
 				continue
 			}
-			topic, group := info.Config.Metadata[metaTopic], info.Config.Metadata[metaGroup]
+			topic, group := info.Config.Metadata[native.MetaTopic], info.Config.Metadata[native.MetaGroup]
 			if group == "" && t.alone && info.Config.Durable != "" {
 				topic, group = t.name, tokenKey(info.Name)
 				if objectName(group) != info.Name {

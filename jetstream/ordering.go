@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/ordered"
 )
@@ -214,7 +215,7 @@ func (o *orderedGroup) run() {
 	for o.occupied() {
 		pause, err := o.turn()
 		switch {
-		case errors.Is(err, errGroupMoved):
+		case errors.Is(err, records.ErrMoved):
 			pause = 10 * time.Millisecond
 		case err != nil && o.bus.conn.Ctx.Err() == nil:
 			o.bus.often.Log(o.bus.conn.Ctx, slog.LevelWarn, "cannot find the owner of an ordered group; retrying", o.group.source(), slog.String("topic", o.group.topic.Name), slog.String("group", o.group.name), slog.Any("error", err))

@@ -11,6 +11,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/ordered"
 )
@@ -291,7 +292,7 @@ func (w *owner) listen() broken {
 	}
 	var info *natsjs.ConsumerInfo
 	if err == nil {
-		info, err = w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
+		info, err = w.bus.records.Consumer(ctx, w.group.topic, w.group.consumer)
 	}
 	if gone(err) {
 		cancel()
@@ -385,7 +386,7 @@ func (w *owner) subscribe(order uint64, window int) error {
 
 // joinQueue has the owner pull what was put back to the group, too.
 func (w *owner) joinQueue(ctx context.Context) {
-	ptr, err := w.bus.records.generations.get(ctx, w.group.topic, w.group.name)
+	ptr, err := w.bus.records.Generation(ctx, w.group.topic, w.group.name)
 	if err != nil || ptr.Deleted {
 		return // a change of it is heard of
 	}
@@ -577,9 +578,9 @@ func (w *owner) room(missing int) {
 // gather ends the time in which nothing is lent, once all that the server waits for is here. Until
 // then an older event of a key may still be at the server. It reports whether something arrived.
 func (w *owner) gather(late bool) (more bool) {
-	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, noteWait)
+	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, records.NoteWait)
 	defer cancel()
-	info, err := w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
+	info, err := w.bus.records.Consumer(ctx, w.group.topic, w.group.consumer)
 	if err != nil {
 		if gone(err) {
 			w.broke(brokenGone)

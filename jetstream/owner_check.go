@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/ordered"
 )
 
@@ -50,7 +51,7 @@ func (w *owner) rewrite() broken {
 	switch {
 	case err == nil:
 		w.entry = e
-	case errors.Is(err, errGroupMoved):
+	case errors.Is(err, records.ErrMoved):
 		return brokenLost
 	}
 	return brokenNot
@@ -76,7 +77,7 @@ func (w *owner) missed(now int64) {
 	}
 	ctx, cancel := context.WithTimeout(w.bus.conn.Ctx, settleWait)
 	defer cancel()
-	info, err := w.bus.records.consumer(ctx, w.group.topic, w.group.consumer)
+	info, err := w.bus.records.Consumer(ctx, w.group.topic, w.group.consumer)
 	if err != nil {
 		return
 	}

@@ -12,6 +12,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/ordered"
 )
 
@@ -578,7 +579,7 @@ func (w *owner) noteDelay(d *Delivery, delay time.Duration) {
 	s.mu.Lock()
 	spared := d.spared
 	d.until = time.Now().Add(delay + time.Millisecond - 1).UnixMilli() // rounded up
-	n := note{spared: spared, until: d.until}
+	n := records.Note{Spared: spared, Until: d.until}
 	s.mu.Unlock()
 	g.mu.Lock()
 	full := g.known.wait(d, spared, w.bus.clock.Now()+int64(delay), w.bus.limits.AttemptsKnown)
@@ -587,7 +588,7 @@ func (w *owner) noteDelay(d *Delivery, delay time.Duration) {
 		w.bus.obs.LimitReached("attempts_known")
 	}
 	if delay >= minDelay {
-		w.bus.records.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) {})
+		w.bus.records.NoteSpared(s.link, records.SpareNote{Subject: d.attemptsSubject(), Note: n}, func(bool) {})
 	}
 }
 
@@ -607,10 +608,10 @@ func (w *owner) noteDelays() {
 		}
 		s := d.m.sub
 		s.mu.Lock()
-		n := note{spared: d.spared, until: time.Now().Add(rest + time.Millisecond - 1).UnixMilli()}
+		n := records.Note{Spared: d.spared, Until: time.Now().Add(rest + time.Millisecond - 1).UnixMilli()}
 		s.mu.Unlock()
 		stored.Add(1)
-		w.bus.records.noteSpared(s.link, spareNote{d.attemptsSubject(), n}, func(bool) { stored.Done() })
+		w.bus.records.NoteSpared(s.link, records.SpareNote{Subject: d.attemptsSubject(), Note: n}, func(bool) { stored.Done() })
 	}
 	stored.Wait()
 }

@@ -12,6 +12,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 )
 
 // ownersBucket says which hub owns each ordered group, and which hubs live.
@@ -260,7 +261,7 @@ func (w *owners) read(ctx context.Context, key string) (ownership, error) {
 	return e, nil
 }
 
-// take makes this hub the owner of a group, or returns errGroupMoved when another hub was first.
+// take makes this hub the owner of a group, or returns records.ErrMoved when another hub was first.
 // The hub has a valid lease then.
 func (w *owners) take(ctx context.Context, key string, was ownership) (ownership, error) {
 	w.mu.Lock()
@@ -288,7 +289,7 @@ func (w *owners) write(ctx context.Context, key string, e ownership) (ownership,
 		return ownership{}, err
 	}
 	e.revision, err = w.kv.Update(ctx, key, value, e.revision)
-	return e, movedOr(err)
+	return e, records.MovedOr(err)
 }
 
 // ended counts a group that this hub owns no more.

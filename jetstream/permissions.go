@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strings"
 
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
 
@@ -222,7 +224,7 @@ func (w *permissionWriter) groups(topics []nativeTopic) {
 			w.pull(g.stream, g.consumer)
 			_, alone := w.known.alone[g.stream]
 			at := &streams.Topic{Name: g.topic, Stream: &streams.Stream{Name: g.stream, Family: !alone}}
-			w.allow(w.access.conn.API + "DIRECT.GET.KV_" + groupsBucket + ".$KV." + groupsBucket + "." + groupKey(at, g.group))
+			w.allow(w.access.conn.API + "DIRECT.GET.KV_" + native.GroupsBucket + ".$KV." + native.GroupsBucket + "." + records.GroupKey(at, g.group))
 		} else if join || w.rights.Inspect(g.topic, g.group) {
 			w.allow(w.access.conn.API + "CONSUMER.INFO." + g.stream + "." + g.consumer)
 		}

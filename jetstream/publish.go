@@ -467,7 +467,7 @@ func (p *publishing) confirmed(t *streams.Topic, id string, reply *nats.Msg, err
 		return fail("the event store has no leader for this topic now: nothing was stored, try again", nats.ErrNoResponders)
 	}
 	ack, err := conn.ParsePubAck(reply.Data, t.Stream.Name)
-	if keyChanged(err) {
+	if conn.KeyChanged(err) {
 		return event.Receipt{}, event.ErrKeyChanged // no failure: it is what was asked for
 	}
 	if t.Stream.Keep != nil && beyond(err) {

@@ -18,6 +18,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -49,10 +50,10 @@ const (
 type queues struct {
 	*core
 	streams *streams.Streams
-	records *records
+	records *records.Records
 }
 
-func newQueues(c *core, s *streams.Streams, r *records) *queues {
+func newQueues(c *core, s *streams.Streams, r *records.Records) *queues {
 	return &queues{core: c, streams: s, records: r}
 }
 
@@ -196,14 +197,14 @@ func (q *queues) openQueue(ctx context.Context, topic, group, queue string, ttl,
 		return nil, nil, err
 	}
 	t := q.putBackTopic(topic, stream)
-	info, err := q.records.consumer(ctx, t, queue)
+	info, err := q.records.Consumer(ctx, t, queue)
 	if err == nil || !gone(err) {
 		return t, info, err
 	}
 	cfg := natsjs.ConsumerConfig{
 		Name: queue, Durable: queue, DeliverPolicy: natsjs.DeliverAllPolicy, AckPolicy: natsjs.AckExplicitPolicy, AckWait: q.cfg.AckWait,
 		MaxDeliver: -1, MaxAckPending: native.MaxAckPending, MaxWaiting: native.MaxWaiting, FilterSubject: queueSubject(queue) + ">",
-		Metadata: map[string]string{metaGroup: group, metaTopic: topic},
+		Metadata: map[string]string{native.MetaGroup: group, native.MetaTopic: topic},
 	}
 	if ttl {
 		cfg.Metadata[metaTTL] = "true"
@@ -213,7 +214,7 @@ func (q *queues) openQueue(ctx context.Context, topic, group, queue string, ttl,
 	}
 	c, err := q.conn.JS.CreateConsumer(ctx, putBackStream, cfg)
 	if errors.Is(err, natsjs.ErrConsumerExists) {
-		info, err = q.records.consumer(ctx, t, queue)
+		info, err = q.records.Consumer(ctx, t, queue)
 		return t, info, err
 	}
 	if err != nil {
@@ -226,7 +227,7 @@ func (q *queues) openQueue(ctx context.Context, topic, group, queue string, ttl,
 // returns ErrNotFound for a group that does not exist.
 func (q *queues) groupQueue(ctx context.Context, t *streams.Topic, group string) (string, error) {
 	for range 8 {
-		ptr, err := q.records.generations.get(ctx, t, group)
+		ptr, err := q.records.Generation(ctx, t, group)
 		if err != nil {
 			return "", err
 		}
@@ -243,22 +244,22 @@ func (q *queues) groupQueue(ctx context.Context, t *streams.Topic, group string)
 		if _, _, err := q.openQueue(ctx, t.Name, group, next.PutBack, ttl, ptr.Paused); err != nil {
 			return "", err
 		}
-		_, err = q.records.generations.swap(ctx, t, group, ptr, next) // members hear of it by that
+		_, err = q.records.Swap(ctx, t, group, ptr, next) // members hear of it by that
 		if err == nil {
 			return next.PutBack, nil
 		}
-		if !errors.Is(err, errGroupMoved) {
+		if !errors.Is(err, records.ErrMoved) {
 			return "", err // the outcome is unknown: the sweeper removes what is no group's
 		}
-		q.deleteConsumer(ctx, putBackStream, next.PutBack)
+		q.records.DeleteConsumer(ctx, putBackStream, next.PutBack)
 	}
 	return "", &event.Error{Code: event.CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
 // hasTTL reports whether a group ends when it has had no member for its TTL, and takes its queue
 // along. It returns ErrNotFound for a group that does not exist.
-func (q *queues) hasTTL(ctx context.Context, t *streams.Topic, group string, ptr *generation) (bool, error) {
-	info, err := q.records.groupConsumer(ctx, t, ptr)
+func (q *queues) hasTTL(ctx context.Context, t *streams.Topic, group string, ptr *records.Generation) (bool, error) {
+	info, err := q.records.GroupConsumer(ctx, t, ptr)
 	if err == nil {
 		return !ptr.Durable && info.Config.InactiveThreshold > 0, nil
 	}
@@ -274,15 +275,15 @@ func (q *queues) hasTTL(ctx context.Context, t *streams.Topic, group string, ptr
 
 // waitsForServer reports whether a group whose consumer is gone will go on at its mark, because it
 // lived in the memory of a server that was restarted.
-func (q *queues) waitsForServer(ctx context.Context, t *streams.Topic, group string, ptr *generation) (bool, error) {
+func (q *queues) waitsForServer(ctx context.Context, t *streams.Topic, group string, ptr *records.Generation) (bool, error) {
 	if ptr.Deleted {
 		return false, nil
 	}
-	m, err := q.records.mark(ctx, t, group)
+	m, err := q.records.Mark(ctx, t, group)
 	if err != nil || m == nil {
 		return false, err
 	}
-	return m.Consumer == ptr.Consumer && m.Stream.Equal(t.Stream.Created) && time.Since(time.UnixMilli(m.SeenMS)) <= m.life(), nil
+	return m.Consumer == ptr.Consumer && m.Stream.Equal(t.Stream.Created) && time.Since(time.UnixMilli(m.SeenMS)) <= m.Life(), nil
 }
 
 // putBackCount returns how many events that were put back wait in a queue, and how many of them
@@ -291,7 +292,7 @@ func (q *queues) putBackCount(ctx context.Context, queue string) (waiting, lease
 	if queue == "" {
 		return 0, 0, nil
 	}
-	info, err := q.records.consumer(ctx, &streams.Topic{Stream: &streams.Stream{Name: putBackStream}}, queue)
+	info, err := q.records.Consumer(ctx, &streams.Topic{Stream: &streams.Stream{Name: putBackStream}}, queue)
 	if gone(err) {
 		return 0, 0, nil
 	}
@@ -340,13 +341,13 @@ func (q *queues) sweepPutBack(ctx context.Context, age time.Duration) error {
 	kept, known := make(map[string]bool), uint64(0)
 	consumers := handle.ListConsumers(ctx)
 	for info := range consumers.Info() {
-		group, ours := info.Config.Metadata[metaGroup]
+		group, ours := info.Config.Metadata[native.MetaGroup]
 		if !ours {
 			continue
 		}
 		stays := time.Since(info.Created) < age
 		if !stays {
-			if stays, err = q.queueStays(ctx, info.Config.Metadata[metaTopic], group, info); err != nil {
+			if stays, err = q.queueStays(ctx, info.Config.Metadata[native.MetaTopic], group, info); err != nil {
 				return err
 			}
 		}
@@ -358,7 +359,7 @@ func (q *queues) sweepPutBack(ctx context.Context, age time.Duration) error {
 		if err := q.dropQueue(ctx, info.Name); err != nil {
 			return err
 		}
-		q.log.InfoContext(ctx, "removed events that were put back to a group that is gone", slog.String("topic", info.Config.Metadata[metaTopic]), slog.String("group", group))
+		q.log.InfoContext(ctx, "removed events that were put back to a group that is gone", slog.String("topic", info.Config.Metadata[native.MetaTopic]), slog.String("group", group))
 	}
 	if err := consumers.Err(); err != nil {
 		return err
@@ -416,14 +417,14 @@ func (q *queues) queueStays(ctx context.Context, topic, group string, queue *nat
 	if err != nil {
 		return false, err
 	}
-	ptr, err := q.records.generations.get(ctx, t, group)
+	ptr, err := q.records.Generation(ctx, t, group)
 	if err != nil || ptr.Deleted || ptr.PutBack != queue.Name {
 		return false, err
 	}
 	if queue.Config.Metadata[metaTTL] == "" || ptr.Durable {
 		return true, nil
 	}
-	if _, err := q.records.groupConsumer(ctx, t, &ptr); !gone(err) {
+	if _, err := q.records.GroupConsumer(ctx, t, &ptr); !gone(err) {
 		return true, err
 	}
 	if alive, err := q.waitsForServer(ctx, t, group, &ptr); err != nil || alive {
@@ -431,8 +432,8 @@ func (q *queues) queueStays(ctx context.Context, topic, group string, queue *nat
 	}
 	next := ptr
 	next.PutBack = ""
-	_, err = q.records.generations.swap(ctx, t, group, ptr, next)
-	if errors.Is(err, errGroupMoved) {
+	_, err = q.records.Swap(ctx, t, group, ptr, next)
+	if errors.Is(err, records.ErrMoved) {
 		return true, nil // somebody has come
 	}
 	return false, err

@@ -12,6 +12,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -73,7 +74,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 	if err != nil {
 		return nil, err
 	}
-	ptr, err := b.records.generations.get(ctx, t, s.group)
+	ptr, err := b.records.Generation(ctx, t, s.group)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +85,7 @@ func (s *Subscription) joinQueue(topic, queue string, ttl bool) (*group, error) 
 	if err != nil {
 		return nil, err
 	}
-	return b.newGroup(pt, s.group, info, ptr.revision, past{}), nil
+	return b.newGroup(pt, s.group, info, ptr.Revision, past{}), nil
 }
 
 // addQueue makes the second source. s.mu is held.
@@ -185,7 +186,7 @@ func (d *Delivery) removeLetter(began int64, then func()) {
 	}
 	ask := func(what string, body []byte, answered func(*nats.Msg)) {
 		msg := &nats.Msg{Subject: b.conn.API + what + d.letter.stream, Data: body}
-		err := s.link.AskUntil(msg, b.clock.Now()+int64(noteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
+		err := s.link.AskUntil(msg, b.clock.Now()+int64(records.NoteWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
 			if err == nil && conn.NoResponders(reply) {
 				err = nats.ErrNoResponders
 			}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/natstest"
 )
@@ -29,7 +30,7 @@ func queueOfGroup(t *testing.T, b *Bus, topic string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ptr, err := b.records.generations.get(t.Context(), at, "g")
+	ptr, err := b.records.Generation(t.Context(), at, "g")
 	if err != nil || ptr.PutBack == "" {
 		t.Fatalf("%+v, %v", ptr, err)
 	}
@@ -99,7 +100,7 @@ func TestAQueueOfAGroupThatWaitsForItsServerEndsWithTheTTL(t *testing.T) {
 		t.Fatalf("a group that may come back has lost its queue: %v", err)
 	}
 	// As when the minute is over: nothing says any more that the group may come back.
-	if err := b.conn.Purge(t.Context(), marksBucket, marksSubject(b.streams.Known("tab"), "g"), 0); err != nil {
+	if err := b.conn.Purge(t.Context(), records.MarksBucket, "$KV."+records.MarksBucket+"."+records.GroupKey(b.streams.Known("tab"), "g"), 0); err != nil {
 		t.Fatal(err)
 	}
 	queueEnds(t, b)
@@ -201,7 +202,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	letters := letterList(t, b, LetterFilter{})
 	redriveAll(t, b, LetterFilter{EventID: letters[0].Event.ID}, RedriveOptions{})
 	queue := func() string {
-		ptr, err := b.records.generations.get(t.Context(), b.streams.Known("gone"), "g")
+		ptr, err := b.records.Generation(t.Context(), b.streams.Known("gone"), "g")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -254,11 +254,11 @@ func (r *redrive) groupExists(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ptr, err := d.records.generations.get(ctx, t, r.filter.Group)
+	ptr, err := d.records.Generation(ctx, t, r.filter.Group)
 	if err != nil {
 		return d.conn.Unavailable(err)
 	}
-	if _, err = d.records.groupConsumer(ctx, t, &ptr); err == nil {
+	if _, err = d.records.GroupConsumer(ctx, t, &ptr); err == nil {
 		return nil
 	}
 	if !gone(err) {

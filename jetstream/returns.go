@@ -3,17 +3,13 @@ package jetstream
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
-	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
 
@@ -70,7 +66,7 @@ func (r *returns) run(b *Bus) {
 			return
 		}
 		if !lost {
-			b.records.noteMany(next)
+			b.noteMany(next)
 		}
 		r.send(b, next)
 	}
@@ -108,7 +104,7 @@ func (r *returns) send(b *Bus, back returned) {
 		for _, d := range ds {
 			d.sendInTime(nakNow)
 		}
-		ctx, cancel := context.WithTimeout(b.conn.Ctx, noteWait)
+		ctx, cancel := context.WithTimeout(b.conn.Ctx, records.NoteWait)
 		// An error is no answer in time; then others need not wait for longer.
 		_, _ = back.s.link.Request(ctx, back.g.keepAliveSubject(), progress)
 		cancel()
@@ -163,18 +159,18 @@ func (s *Subscription) giveBackLost(g *group, ds []*Delivery) {
 
 // sparedSubject is where the deliveries of many events of the group are noted.
 func (g *group) sparedSubject() string {
-	return "$KV." + attemptsBucket + "." + native.NoteKey(g.topic.Stream.Name, g.consumer, g.created, 0)
+	return records.NoteSubject(g.topic.Stream.Name, g.consumer, g.created, 0)
 }
 
 // noteMany notes that no client had the events, before they are given back. While the bucket does
 // not answer and the events are still the hub's, they wait.
-func (r *records) noteMany(back returned) {
+func (b *Bus) noteMany(back returned) {
 	var err error
-	for began := r.clock.Now(); ; {
+	for began := b.clock.Now(); ; {
 		var left []*Delivery
-		if left, err = r.tryNoteMany(back); err == nil {
+		if left, err = b.tryNoteMany(back); err == nil {
 			for _, d := range left {
-				r.noteSpared(back.s.link, spareNote{d.attemptsSubject(), note{spared: d.spared + 1}}, func(bool) {})
+				b.records.NoteSpared(back.s.link, records.SpareNote{Subject: d.attemptsSubject(), Note: records.Note{Spared: d.spared + 1}}, func(bool) {})
 			}
 			return
 		}
@@ -183,60 +179,28 @@ func (r *records) noteMany(back returned) {
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
-		case <-r.conn.Ctx.Done():
+		case <-b.conn.Ctx.Done():
 			return
 		}
 	}
-	r.log.Debug("failed to note deliveries that no client had", slog.Any("error", err))
+	b.log.Debug("failed to note deliveries that no client had", slog.Any("error", err))
 	for _, d := range back.ds {
-		r.keepNote(spareNote{d.attemptsSubject(), note{spared: d.spared + 1}})
+		b.records.KeepNote(records.SpareNote{Subject: d.attemptsSubject(), Note: records.Note{Spared: d.spared + 1}})
 	}
 }
 
 // tryNoteMany adds the events to the entry about many, unless another hub does so at this moment.
 // It returns those for which the entry has no room.
-func (r *records) tryNoteMany(back returned) (left []*Delivery, err error) {
-	ctx, cancel := context.WithTimeout(r.conn.Ctx, noteWait)
-	defer cancel()
-	g, l := back.g, back.s.link
-	subject := g.sparedSubject()
-	reply, err := l.Request(ctx, r.conn.API+"STREAM.MSG.GET.KV_"+attemptsBucket, []byte(`{"last_by_subj":"`+subject+`"}`))
-	if err != nil {
-		return nil, err
-	}
-	stored, err := conn.ParseStored(reply)
-	var runs native.SparedRuns
-	revision := uint64(0)
-	switch {
-	case errors.Is(err, event.ErrNotFound):
-	case err != nil:
-		return nil, err
-	default:
-		revision = stored.Seq
-		_ = json.Unmarshal(stored.Data, &runs) // what cannot be read says nothing
-	}
-	g.mu.Lock()
-	floor := g.track.floor
-	g.mu.Unlock()
-	runs, left = addSpared(runs, back.ds, floor)
-	value, err := json.Marshal(runs)
-	if err != nil {
-		panic(err) // there are only numbers
-	}
-	reply, err = l.RequestMsg(ctx, &nats.Msg{Subject: subject, Data: value, Header: nats.Header{headerExpectSubSeq: {strconv.FormatUint(revision, 10)}}})
-	if err != nil {
-		return nil, err
-	}
-	if conn.NoResponders(reply) {
-		return nil, nats.ErrNoResponders
-	}
-	if _, err := conn.ParsePubAck(reply.Data, "KV_"+attemptsBucket); keyChanged(err) {
-		return nil, err
-	} else if err != nil { // asking again would not help: the deliveries count as attempts
-		r.obs.LimitReached("attempts_bucket")
-		r.log.Debug("failed to note deliveries that no client had", slog.Any("error", err))
-	}
-	return left, nil
+func (b *Bus) tryNoteMany(back returned) (left []*Delivery, err error) {
+	g := back.g
+	err = b.records.ChangeRuns(back.s.link, g.sparedSubject(), func(runs native.SparedRuns) native.SparedRuns {
+		g.mu.Lock()
+		floor := g.track.floor
+		g.mu.Unlock()
+		runs, left = addSpared(runs, back.ds, floor)
+		return runs
+	})
+	return left, err
 }
 
 // addSpared adds one delivery more of each event, which are in order, to the runs, and drops what
@@ -307,7 +271,7 @@ func (g *group) lookForSpared(l *conn.Link) {
 	if len(waiting) == 0 {
 		return
 	}
-	g.bus.records.askStored(l, attemptsBucket, g.sparedSubject(), func(value []byte, err error) {
+	g.bus.records.AskNote(l, g.sparedSubject(), func(value []byte, err error) {
 		var runs native.SparedRuns
 		if err == nil && len(value) > 0 {
 			_ = json.Unmarshal(value, &runs) // what cannot be read says nothing

@@ -96,7 +96,7 @@ func TestGivingBackManyTakesOneNote(t *testing.T) {
 	publish(t, a, "many", numbers(events)...)
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events}
 	notes := func() uint64 {
-		s, err := a.conn.JS.Stream(t.Context(), "KV_"+attemptsBucket)
+		s, err := a.conn.JS.Stream(t.Context(), "KV_"+native.AttemptsBucket)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -22,9 +23,9 @@ const (
 // crashed and the stream has lost its end, but the consumer has not. The server gives the sequences
 // of the lost events to new ones, and passes over these for the group. The group therefore goes on
 // under a new name, from its ack floor or the end of the stream, and its members hear of a reset.
-// rewound returns nil if the group is where it may be, and errGroupMoved if another moved it. The
-// stream is known to have reached end.
-func (b *Bus) rewound(ctx context.Context, t *streams.Topic, name string, ptr generation, info *natsjs.ConsumerInfo, end uint64) (*group, error) {
+// rewound returns nil if the group is where it may be, and records.ErrMoved if another moved it.
+// The stream is known to have reached end.
+func (b *Bus) rewound(ctx context.Context, t *streams.Topic, name string, ptr records.Generation, info *natsjs.ConsumerInfo, end uint64) (*group, error) {
 	position := max(info.Delivered.Stream, info.AckFloor.Stream)
 	if position <= end {
 		return nil, nil
@@ -47,15 +48,15 @@ func (b *Bus) rewound(ctx context.Context, t *streams.Topic, name string, ptr ge
 			return nil, b.conn.Unavailable(ctx.Err())
 		}
 	}
-	to := groupStart{seq: min(info.AckFloor.Stream, end) + 1, ttl: info.Config.InactiveThreshold, maker: info.Config.Metadata[metaMaker], slots: slotsOf(info)}
+	to := groupStart{seq: min(info.AckFloor.Stream, end) + 1, ttl: info.Config.InactiveThreshold, maker: info.Config.Metadata[records.MetaMaker], slots: slotsOf(info)}
 	moved, rev, err := b.moveGroup(ctx, t, name, ptr, to)
 	if err != nil {
-		return nil, b.unavailableUnless(err, errGroupMoved)
+		return nil, b.unavailableUnless(err, records.ErrMoved)
 	}
-	b.deleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
+	b.records.DeleteConsumer(ctx, t.Stream.Name, ptr.Consumer)
 	b.log.ErrorContext(ctx, "events were lost: the stream ends before the position of a group; moved the group back",
 		slog.String("topic", t.Name), slog.String("group", name), slog.Uint64("position", position), slog.Uint64("end", end))
-	g := b.newGroup(t, name, moved, rev, ptr.past())
+	g := b.newGroup(t, name, moved, rev, pastOf(&ptr))
 	g.lost.Store(true)
 	return g, nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/schema"
@@ -416,7 +417,7 @@ func (t *schemaTable) store(ctx context.Context, v *compiledVersion) error {
 	defer cancel()
 	msg := &nats.Msg{Subject: t.bucket().Subject(schemaKey(v.Topic, v.Version)), Data: value}
 	_, err = t.schemas.conn.JS.PublishMsg(ctx, msg, natsjs.WithExpectStream(t.bucket().Stream()), natsjs.WithExpectLastSequencePerSubject(0))
-	if errors.Is(movedOr(err), errGroupMoved) {
+	if errors.Is(records.MovedOr(err), records.ErrMoved) {
 		return errSchemaTaken
 	}
 	if api, ok := errors.AsType[*natsjs.APIError](err); ok && strings.Contains(api.Description, "maximum messages") {

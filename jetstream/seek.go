@@ -12,6 +12,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/reading"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -85,18 +86,18 @@ func (g Group) move(ctx context.Context, to Position, how moveOptions) (moved Mo
 	}
 	for range 8 {
 		moved, left, err := g.moveOnce(ctx, to, how)
-		if errors.Is(err, errGroupMoved) {
+		if errors.Is(err, records.ErrMoved) {
 			continue
 		}
 		if err == nil && left != nil {
-			err = b.records.awaitFence(ctx, left)
+			err = b.awaitFence(ctx, left)
 		}
 		return moved, err
 	}
 	return moved, &event.Error{Code: event.CodeOverloaded, Msg: "the group is being moved by others again and again: try later"}
 }
 
-// moveOnce moves the group unless another is first: then it returns errGroupMoved. left is the
+// moveOnce moves the group unless another is first: then it returns records.ErrMoved. left is the
 // consumer that the group has left; nil if it had none, or in a dry run.
 func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (moved Moved, left *natsjs.ConsumerInfo, err error) {
 	b, topic, group := g.bus, g.topic, g.name
@@ -113,26 +114,26 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	certain := true
 	if t.Stream.Keep != nil && !how.dry {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, turnTime)
+		ctx, cancel = context.WithTimeout(ctx, records.TurnTime)
 		defer cancel()
-		mine, err := b.records.turnOfMove(ctx, t)
+		mine, err := b.records.TurnOfMove(ctx, t)
 		if err != nil {
 			return moved, nil, b.conn.Unavailable(err)
 		}
 		defer func() {
 			if certain {
-				mine.end(ctx)
+				mine.End(ctx)
 			}
 		}()
 		if t, state, err = find(); err != nil { // events may have been removed
 			return moved, nil, err
 		}
 	}
-	ptr, err := b.records.generations.get(ctx, t, group)
+	ptr, err := b.records.Generation(ctx, t, group)
 	if err != nil {
 		return moved, nil, b.conn.Unavailable(err)
 	}
-	info, err := b.records.groupConsumer(ctx, t, &ptr)
+	info, err := b.records.GroupConsumer(ctx, t, &ptr)
 	missing := errors.Is(err, event.ErrNotFound)
 	if missing && !how.creates {
 		return moved, nil, event.ErrNotFound
@@ -142,15 +143,15 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	}
 	at := groupStart{}
 	if !missing {
-		at.ttl, at.maker, at.slots = info.Config.InactiveThreshold, info.Config.Metadata[metaMaker], slotsOf(info)
+		at.ttl, at.maker, at.slots = info.Config.InactiveThreshold, info.Config.Metadata[records.MetaMaker], slotsOf(info)
 	}
 	taken := &takeover{ctx: ctx, info: info, end: func(bool) {}}
 	if to.kind == atPlace && !how.dry && !missing {
 		if taken, err = b.takeOver(ctx, t, group, &ptr, state); errors.Is(err, event.ErrNotFound) {
-			err = errGroupMoved
+			err = records.ErrMoved
 		}
 		if err != nil {
-			err = b.unavailableUnless(err, errGroupMoved)
+			err = b.unavailableUnless(err, records.ErrMoved)
 		}
 	} else {
 		taken.to, err = b.aimOf(ctx, t, group, to, state, info)
@@ -172,8 +173,8 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 	made, _, err := b.moveGroup(taken.ctx, t, group, ptr, at) //nolint:contextcheck // made of ctx
 	taken.end(err == nil)
 	if err != nil {
-		certain = made == nil || errors.Is(err, errGroupMoved)
-		return moved, nil, b.unavailableUnless(err, errGroupMoved)
+		certain = made == nil || errors.Is(err, records.ErrMoved)
+		return moved, nil, b.unavailableUnless(err, records.ErrMoved)
 	}
 	b.log.InfoContext(ctx, "group moved", slog.String("topic", topic), slog.String("group", group), slog.Uint64("start", at.seq))
 	return moved, info, nil
@@ -181,25 +182,25 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 
 // awaitFence deletes the consumer of a generation that was left, and waits until no hub begins a
 // lease of it any more.
-func (r *records) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) error {
+func (b *Bus) awaitFence(ctx context.Context, left *natsjs.ConsumerInfo) error {
 	unsure := func(err error) error {
 		return &event.Error{Code: event.CodeOverloaded, Msg: "the group was moved, but members may still be given events that were fetched before: repeat the request to be sure", Err: err}
 	}
 	_, err := conn.Again(ctx, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, r.conn.JS.DeleteConsumer(ctx, left.Stream, left.Name)
+		return struct{}{}, b.conn.JS.DeleteConsumer(ctx, left.Stream, left.Name)
 	})
 	if err != nil && !errors.Is(err, natsjs.ErrConsumerNotFound) && !errors.Is(err, natsjs.ErrStreamNotFound) {
 		return unsure(fmt.Errorf("jetstream: delete consumer %s of stream %s: %w", left.Name, left.Stream, err))
 	}
 	f := newFence(max(left.Config.AckWait, time.Second))
-	wait := time.NewTimer(min(f.fresh, r.cfg.moveWait) + fenceSlack)
+	wait := time.NewTimer(min(f.fresh, b.cfg.moveWait) + fenceSlack)
 	defer wait.Stop()
 	select {
 	case <-wait.C:
 		return nil
 	case <-ctx.Done():
 		return unsure(ctx.Err())
-	case <-r.conn.Ctx.Done():
+	case <-b.conn.Ctx.Done():
 		return event.ErrClosed
 	}
 }
@@ -229,7 +230,7 @@ func (b *Bus) aimOf(ctx context.Context, t *streams.Topic, group string, to Posi
 		seq, err := b.reads.StepBack(ctx, t, floorOf(info), uint64(to.back), state) //nolint:gosec // above 0
 		return aim{start: seq}, err
 	case atBookmark:
-		return b.records.aimAtBookmark(ctx, t, group, to.id, state)
+		return b.aimAtBookmark(ctx, t, group, to.id, state)
 	case atPlace:
 		if info == nil {
 			return aim{}, event.ErrNotFound

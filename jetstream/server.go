@@ -110,7 +110,7 @@ func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 		}
 		consumers := handle.ListConsumers(ctx)
 		for c := range consumers.Info() {
-			_, ours := c.Config.Metadata[metaGroup]
+			_, ours := c.Config.Metadata[native.MetaGroup]
 			_, due := c.Config.Metadata[metaDue]
 			if !ours && !due || c.NumAckPending == 0 {
 				continue

@@ -60,7 +60,7 @@ func (n NATS) URL() string {
 // Now returns the time by the clock of NATS, which stamps stored events. In a cluster each server
 // has a clock of its own; Now uses that of the server that leads the bucket of the groups.
 func (n NATS) Now(ctx context.Context) (time.Time, error) {
-	info, err := n.bus.conn.FindStream(ctx, "KV_"+groupsBucket)
+	info, err := n.bus.conn.FindStream(ctx, "KV_"+native.GroupsBucket)
 	if err != nil {
 		return time.Time{}, n.bus.conn.Unavailable(err)
 	}

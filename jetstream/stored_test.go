@@ -18,6 +18,8 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
 )
@@ -415,7 +417,7 @@ func (s *storing) groups() {
 	s.must(k.next().Nack("later", time.Hour))
 	<-k.ch
 	s.must(k.sub.Stop(s.t.Context()))
-	s.has("KV_"+attemptsBucket, "$KV."+attemptsBucket+".>")
+	s.has("KV_"+native.AttemptsBucket, "$KV."+native.AttemptsBucket+".>")
 	s.must(s.b.Group(topic, "Group 1").Pause(s.t.Context()))
 
 	for name, opts := range map[string]SubscribeOptions{
@@ -465,7 +467,7 @@ func (s *storing) letters() {
 	dlq.change(func(cfg *natsjs.StreamConfig) { cfg.MaxMsgs = 1 })
 	k = take(s.t, s.b, "Orders.placed", "failing", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, CountFor: "Client 1"})
 	s.must(k.next().Nack("no", 0))
-	s.has("KV_"+attemptsBucket, "$KV."+attemptsBucket+".=4Frders=2Eplaced.failing.>")
+	s.has("KV_"+native.AttemptsBucket, "$KV."+native.AttemptsBucket+".=4Frders=2Eplaced.failing.>")
 	dlq.change(func(cfg *natsjs.StreamConfig) { cfg.MaxMsgs = -1 })
 	s.has("dlq", "event.dlq.Orders.placed")
 }
@@ -500,7 +502,7 @@ func (s *storing) losses() {
 	publish(s.t, s.b, "few", numbers(8)...)
 	s.must(d.Ack())
 	k.payloads(1)
-	s.has("KV_"+retentionBucket, "$KV."+retentionBucket+".lost.>")
+	s.has("KV_"+records.RetentionBucket, "$KV."+records.RetentionBucket+".lost.>")
 	_, err := s.b.Admin().Topic("few").Purge(s.t.Context(), PurgeOptions{All: true})
 	s.must(err)
 

@@ -10,6 +10,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -544,15 +545,15 @@ func (s *Subscription) stop(ctx context.Context, lost bool) error {
 
 // moved is told of a group's new generation, perhaps late: a member that has joined a newer one
 // already stays there.
-func (s *Subscription) moved(key string, to *generation) {
+func (s *Subscription) moved(key string, to *records.Generation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.members {
 		switch g := m.group; {
-		case to.revision <= g.revision.Load() || groupKey(g.topic, s.group) != key:
+		case to.Revision <= g.revision.Load() || records.GroupKey(g.topic, s.group) != key:
 		case g.consumer != to.Consumer || to.Deleted:
 			m.reattach(to.Deleted)
-			m.movedAt = max(m.movedAt, to.revision)
+			m.movedAt = max(m.movedAt, to.Revision)
 		default:
 			if to.Durable {
 				g.ttl.Store(0)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 )
 
@@ -111,7 +112,7 @@ func (r *subscriptionRegistry) topicDeleted(name string, created time.Time) {
 }
 
 // groupMoved tells this hub's members of a group that the group was moved.
-func (r *subscriptionRegistry) groupMoved(key string, g *generation) {
+func (r *subscriptionRegistry) groupMoved(key string, g *records.Generation) {
 	r.eachSubscription(func(s *Subscription) { s.moved(key, g) })
 }
 

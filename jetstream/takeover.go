@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -132,11 +133,11 @@ type takeover struct {
 // out what the next generation is to know of events: which behind the ack floor are settled, and
 // how many attempts the others had. A repair that fails afterwards leaves the group as it was; what
 // was leased then comes again after AckWait.
-func (b *Bus) takeOver(ctx context.Context, t *streams.Topic, group string, ptr *generation, state natsjs.StreamState) (*takeover, error) {
+func (b *Bus) takeOver(ctx context.Context, t *streams.Topic, group string, ptr *records.Generation, state natsjs.StreamState) (*takeover, error) {
 	within, cancel := context.WithTimeout(ctx, takeOverWait)
-	info, err := b.records.groupConsumer(within, t, ptr)
+	info, err := b.records.GroupConsumer(within, t, ptr)
 	if err == nil && !ptr.Paused {
-		err = b.records.pauseConsumer(within, t, ptr.Consumer, info.TimeStamp.Add(takeOverPause))
+		err = b.records.PauseConsumer(within, t, ptr.Consumer, info.TimeStamp.Add(takeOverPause))
 	}
 	taken := &takeover{ctx: within, end: func(moved bool) {
 		cancel()
@@ -159,7 +160,7 @@ func (b *Bus) takeOver(ctx context.Context, t *streams.Topic, group string, ptr 
 	}
 	b.log.InfoContext(ctx, "group is being repaired; hubs have let their leases go", slog.String("topic", t.Name), slog.String("group", group),
 		slog.Int("hubs", hubs.hubs), slog.Int("unsettled", taken.info.NumAckPending), slog.Bool("exact", taken.to.exact))
-	mark := ptr.bookmark(taken.info, unsettled, taken.to.exact)
+	mark := bookmarkOf(ptr, taken.info, unsettled, taken.to.exact)
 	// What retention has removed was given to the group before.
 	taken.to.start = max(mark.Floor+1, min(state.FirstSeq, mark.Newest+1))
 	taken.to.place, taken.to.settled = true, mark.Settled
@@ -210,8 +211,8 @@ func (h *hubsAnswer) triesOf(unsettled []uint64, exact bool, before []seqTries) 
 // askToLetGo has all hubs let go what they hold of a consumer, and returns what they say.
 func (b *Bus) askToLetGo(ctx context.Context, t *streams.Topic, consumer string) (*hubsAnswer, error) {
 	all := &hubsAnswer{held: make(map[uint64]struct{}), acked: make(map[uint64]struct{}), tried: make(map[uint64]uint64)}
-	q := heldQuestion{Held: t.Stream.Name + "." + consumer, LetGo: true}
-	err := b.records.askHubs(ctx, q, letGoWait, func(answer []byte) bool {
+	q := records.Question{Held: t.Stream.Name + "." + consumer, LetGo: true}
+	err := b.records.AskHubs(ctx, q, letGoWait, func(answer []byte) bool {
 		var a heldAnswer
 		all.hubs++
 		if json.Unmarshal(answer, &a) != nil {
@@ -234,7 +235,7 @@ func (b *Bus) askToLetGo(ctx context.Context, t *streams.Topic, consumer string)
 
 // unsettled returns the events up to the newest delivered one that are to be delivered again, in
 // order. exact is false when that is not known: then all behind the ack floor are.
-func (b *Bus) unsettled(ctx context.Context, t *streams.Topic, ptr *generation, hubs *hubsAnswer) (seqs []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
+func (b *Bus) unsettled(ctx context.Context, t *streams.Topic, ptr *records.Generation, hubs *hubsAnswer) (seqs []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
 	pending, info, exact, err := b.askPending(ctx, t, ptr)
 	if err != nil {
 		return nil, nil, false, err
@@ -276,10 +277,10 @@ func (b *Bus) heldOf(ctx context.Context, t *streams.Topic, info *natsjs.Consume
 // for its next delivery waits for AckWait. Nothing is delivered meanwhile, so what the server waits
 // for only becomes less. When it waited for as many events before and after as there are
 // advisories, these are the ones.
-func (b *Bus) askPending(ctx context.Context, t *streams.Topic, ptr *generation) (pending []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
+func (b *Bus) askPending(ctx context.Context, t *streams.Topic, ptr *records.Generation) (pending []uint64, info *natsjs.ConsumerInfo, exact bool, err error) {
 	deadline := time.Now().Add(pendingWait)
 	for round := 1; ; round++ {
-		before, err := b.records.groupConsumer(ctx, t, ptr)
+		before, err := b.records.GroupConsumer(ctx, t, ptr)
 		if err != nil {
 			return nil, nil, false, err
 		}
@@ -298,7 +299,7 @@ func (b *Bus) askPending(ctx context.Context, t *streams.Topic, ptr *generation)
 		if err != nil && ctx.Err() == nil {
 			b.often.Log(ctx, slog.LevelWarn, "failed to ask NATS for the unsettled events of a group; asking again", t.Name, slog.String("topic", t.Name), slog.Any("error", err))
 		}
-		after, err := b.records.groupConsumer(ctx, t, ptr)
+		after, err := b.records.GroupConsumer(ctx, t, ptr)
 		if err != nil {
 			return nil, nil, false, err
 		}

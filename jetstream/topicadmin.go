@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
@@ -168,7 +170,7 @@ func (a *admin) topicGroups(ctx context.Context, t *streams.Topic) (map[string]*
 	}
 	groups := make(map[string]*natsjs.ConsumerInfo)
 	for _, c := range all {
-		topic, group := c.Config.Metadata[metaTopic], c.Config.Metadata[metaGroup]
+		topic, group := c.Config.Metadata[native.MetaTopic], c.Config.Metadata[native.MetaGroup]
 		switch {
 		case group != "" && topic == t.Name:
 			groups[group] = c
@@ -181,19 +183,11 @@ func (a *admin) topicGroups(ctx context.Context, t *streams.Topic) (map[string]*
 
 // lossesOf reads what groups have lost.
 func (a *admin) lossesOf(ctx context.Context, t *streams.Topic, groups map[string]*natsjs.ConsumerInfo) ([]GroupLoss, error) {
-	bySubject := make(map[string]string, len(groups))
-	for group := range groups {
-		bySubject[lossSubject(t, group)] = group
-	}
 	var lost []GroupLoss
-	_, err := a.messages.All(ctx, "KV_"+retentionBucket, time.Time{}, 1, []string{"$KV." + retentionBucket + ".lost." + t.Stream.Name + ".>"}, func(m *conn.StoredMsg) error {
-		group, known := bySubject[m.Subject]
-		book := lossBook{}
-		if known && unmarshalBook(m, &book) && book.Stream.Equal(t.Stream.Created) {
-			lost = append(lost, GroupLoss{Group: group, Events: book.Lost, At: time.UnixMilli(book.AtMS)})
-		}
-		return nil
-	})
+	books, err := a.records.Losses(ctx, t, maps.Keys(groups))
+	for group, book := range books {
+		lost = append(lost, GroupLoss{Group: group, Events: book.Lost, At: time.UnixMilli(book.AtMS)})
+	}
 	slices.SortFunc(lost, func(a, b GroupLoss) int {
 		switch {
 		case a.Events != b.Events && a.Events > b.Events:
@@ -362,32 +356,10 @@ func (a *admin) purgeTopic(ctx context.Context, t *streams.Topic, before uint64)
 		}
 		return removed, nil
 	}
-	for {
-		var book purgeBook
-		rev, err := a.records.book(ctx, purgeSubject(t.Stream.Name), &book)
-		if err != nil {
-			return 0, err
-		}
-		if !book.Stream.Equal(t.Stream.Created) {
-			book = purgeBook{Stream: t.Stream.Created}
-		}
-		info, err := a.conn.FindStream(ctx, t.Stream.Name)
-		if err != nil {
-			return 0, err
-		}
-		if len(book.Purges) >= maxPurges {
-			book.Purges = book.Purges[len(book.Purges)-maxPurges+1:]
-		}
-		book.Purges = append(book.Purges, purged{From: info.State.FirstSeq, To: before})
-		err = a.records.putBook(ctx, purgeSubject(t.Stream.Name), &book, rev)
-		if errors.Is(err, errGroupMoved) && a.conn.Pause(ctx, bookAgain) == nil {
-			continue
-		}
-		if err != nil {
-			return 0, err
-		}
-		return a.conn.PurgeStream(ctx, t.Stream.Name, "", before)
+	if err := a.records.NotePurge(ctx, t, before); err != nil {
+		return 0, err
 	}
+	return a.conn.PurgeStream(ctx, t.Stream.Name, "", before)
 }
 
 // DeleteOptions say how Delete works.
@@ -454,7 +426,7 @@ func (t Topic) deleteFromFamily(ctx context.Context, at *streams.Topic) error {
 // finishes the deletion.
 func (t Topic) deleteStream(ctx context.Context, at *streams.Topic) error {
 	admin, name := t.admin, at.Stream.Name
-	rev, err := admin.records.generations.markDeleted(ctx, at.Stream, t.name, 0)
+	rev, err := admin.records.MarkDeleted(ctx, at.Stream, t.name, 0)
 	if err != nil {
 		return err
 	}
@@ -462,8 +434,8 @@ func (t Topic) deleteStream(ctx context.Context, at *streams.Topic) error {
 		return err
 	}
 	admin.streams.Forget(at.Stream)
-	if _, err := admin.records.generations.markDeleted(ctx, at.Stream, t.name, rev); errors.Is(err, errGroupMoved) {
-		mark, err := admin.records.generations.deletion(ctx, name)
+	if _, err := admin.records.MarkDeleted(ctx, at.Stream, t.name, rev); errors.Is(err, records.ErrMoved) {
+		mark, err := admin.records.Deletion(ctx, name)
 		if err == nil && !mark.Deleted {
 			err = fmt.Errorf("jetstream: the mark that stream %s was deleted is gone", name)
 		}
@@ -475,22 +447,8 @@ func (t Topic) deleteStream(ctx context.Context, at *streams.Topic) error {
 	return err
 }
 
-// notedOf are the subjects of all that hubs note about the groups of a stream, by their buckets.
-func notedOf(stream string) [][2]string {
-	return [][2]string{
-		{groupsBucket, "$KV." + groupsBucket + "." + stream + ".>"},
-		{bookmarksBucket, "$KV." + bookmarksBucket + "." + stream + ".>"},
-		{marksBucket, "$KV." + marksBucket + "." + stream + ".>"},
-		{attemptsBucket, "$KV." + attemptsBucket + "." + stream + ".>"},
-		{makersBucket, "$KV." + makersBucket + ".*." + stream + ".>"},
-		{makersBucket, "$KV." + makersBucket + ".*." + stream},
-		{retentionBucket, "$KV." + retentionBucket + ".*." + stream + ".>"},
-		{retentionBucket, purgeSubject(stream)},
-	}
-}
-
 // marked reports whether the stream that a mark says was deleted is there.
-func (a *admin) marked(ctx context.Context, stream string, mark generation) (bool, error) {
+func (a *admin) marked(ctx context.Context, stream string, mark records.Generation) (bool, error) {
 	info, err := a.conn.FindStream(ctx, stream)
 	if errors.Is(err, event.ErrNotFound) {
 		return false, nil
@@ -501,15 +459,15 @@ func (a *admin) marked(ctx context.Context, stream string, mark generation) (boo
 // takeBack removes the mark of a deletion that was cut off, if the mark has the revision and the
 // stream is there. The mark must be older than any deletion that is under way.
 func (a *admin) takeBack(ctx context.Context, stream string, revision uint64) error {
-	mark, err := a.records.generations.deletion(ctx, stream)
-	if err != nil || mark.Unfinished == "" || mark.revision != revision {
+	mark, err := a.records.Deletion(ctx, stream)
+	if err != nil || mark.Unfinished == "" || mark.Revision != revision {
 		return err
 	}
 	there, err := a.marked(ctx, stream, mark)
 	if err != nil || !there {
 		return err
 	}
-	return a.conn.Purge(ctx, groupsBucket, "$KV."+groupsBucket+"."+stream, mark.revision)
+	return a.conn.Purge(ctx, native.GroupsBucket, "$KV."+native.GroupsBucket+"."+stream, mark.Revision)
 }
 
 // endDeletion finishes a deletion whose hub died. If the stream is still there, endDeletion takes
@@ -534,7 +492,7 @@ func (a *admin) endDeletion(ctx context.Context, stream string, revision uint64)
 // nothing behind that: so nothing is removed of the topic that was created again.
 func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error) {
 	for {
-		mark, err := a.records.generations.deletion(ctx, stream)
+		mark, err := a.records.Deletion(ctx, stream)
 		if err != nil || mark.Unfinished == "" {
 			return false, err
 		}
@@ -549,21 +507,21 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 			continue
 		}
 		ends := make(map[string]uint64)
-		for _, s := range notedOf(stream) {
-			if _, known := ends[s[0]]; known {
+		for _, s := range records.OfStream(stream) {
+			if _, known := ends[s.Bucket]; known {
 				continue
 			}
-			info, err := a.conn.FindStream(ctx, "KV_"+s[0])
+			info, err := a.conn.FindStream(ctx, "KV_"+s.Bucket)
 			if err != nil {
 				return false, err
 			}
-			ends[s[0]] = info.State.LastSeq
+			ends[s.Bucket] = info.State.LastSeq
 		}
-		now, err := a.records.generations.deletion(ctx, stream)
+		now, err := a.records.Deletion(ctx, stream)
 		if err != nil {
 			return false, err
 		}
-		if now.revision != mark.revision {
+		if now.Revision != mark.Revision {
 			continue
 		}
 		bucket := streams.NewBucket(mark.Unfinished).Stream
@@ -576,12 +534,12 @@ func (a *admin) finishDeletion(ctx context.Context, stream string) (bool, error)
 				return false, err
 			}
 		}
-		for _, s := range notedOf(stream) {
-			if err := a.conn.Purge(ctx, s[0], s[1], ends[s[0]]); err != nil {
+		for _, s := range records.OfStream(stream) {
+			if err := a.conn.Purge(ctx, s.Bucket, s.Subject, ends[s.Bucket]); err != nil {
 				return false, err
 			}
 		}
-		if err := a.records.generations.finished(ctx, stream, mark); !errors.Is(err, errGroupMoved) {
+		if err := a.records.Finished(ctx, stream, mark); !errors.Is(err, records.ErrMoved) {
 			return true, err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
 
@@ -188,7 +189,7 @@ func TestDeletionWithAStaleLeader(t *testing.T) {
 	if stale.Load() == 0 {
 		t.Error("the deletion did not ask for the stream")
 	}
-	if mark, err := b.records.generations.deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.Stream.Created) || mark.Unfinished != "" {
+	if mark, err := b.records.Deletion(t.Context(), stream); err != nil || !mark.Stream.Equal(was.Stream.Created) || mark.Unfinished != "" {
 		t.Errorf("the mark of the deletion is %+v, %v", mark, err)
 	}
 	if _, err := b.conn.FindStream(t.Context(), was.Bucket.Stream); !errors.Is(err, event.ErrNotFound) {
@@ -207,7 +208,7 @@ func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
 	k := take(t, far, "orders", "g", SubscribeOptions{From: FromEarliest, OnDeleted: func(topic string) { ended <- topic }})
 	k.payloads(1)
 	proxy.instead(func(request string) []byte {
-		if request == "STREAM.MSG.GET.KV_"+groupsBucket {
+		if request == "STREAM.MSG.GET.KV_"+native.GroupsBucket {
 			return []byte(`{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","error":{"code":404,"err_code":10037,"description":"no message found"}}`)
 		}
 		return nil
@@ -216,7 +217,7 @@ func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.records.generations.markDeleted(t.Context(), at.Stream, "orders", 0); err != nil {
+	if _, err := b.records.MarkDeleted(t.Context(), at.Stream, "orders", 0); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the member ends", func() bool { return len(ended) == 1 })
@@ -232,7 +233,7 @@ func TestTheSweepTakesBackMarks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rev, err := b.records.generations.markDeleted(t.Context(), at.Stream, "orders", 0)
+	rev, err := b.records.MarkDeleted(t.Context(), at.Stream, "orders", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,16 +242,16 @@ func TestTheSweepTakesBackMarks(t *testing.T) {
 	if _, err := b.admin.finishDeletion(ctx, "orders"); err == nil {
 		t.Error("a deletion is finished whose stream is there")
 	}
-	if err := errors.Join(b.admin.takeBack(t.Context(), "orders", rev-1), b.records.generations.sweep(t.Context(), time.Hour)); err != nil {
+	if err := errors.Join(b.admin.takeBack(t.Context(), "orders", rev-1), b.records.SweepGenerations(t.Context(), time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, err := b.records.generations.deleted(t.Context(), at.Stream); err != nil || !deleted {
+	if deleted, err := b.records.Deleted(t.Context(), at.Stream); err != nil || !deleted {
 		t.Errorf("a young mark is gone: %v", err)
 	}
-	if err := b.records.generations.sweep(t.Context(), 0); err != nil {
+	if err := b.records.SweepGenerations(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if deleted, err := b.records.generations.deleted(t.Context(), at.Stream); err != nil || deleted {
+	if deleted, err := b.records.Deleted(t.Context(), at.Stream); err != nil || deleted {
 		t.Errorf("the stream is marked as deleted: %t, %v", deleted, err)
 	}
 	if got := topicState(t, b, "orders").Events; got != 1 {

@@ -12,6 +12,8 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/records"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
 )
 
@@ -176,14 +178,15 @@ func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	l := b.conn.Links[0]
-	subject := "$KV." + attemptsBucket + ".s.g.0.1"
-	b.records.keepNote(spareNote{subject, note{spared: 1}}) // no leader then: the connection stays
+	subject := "$KV." + native.AttemptsBucket + ".s.g.0.1"
+	// no leader then: the connection stays
+	b.records.KeepNote(records.SpareNote{Subject: subject, Note: records.Note{Spared: 1}})
 	done := make(chan struct{})
-	b.records.noteSpared(l, spareNote{subject, note{spared: 5}}, func(bool) { close(done) })
+	b.records.NoteSpared(l, records.SpareNote{Subject: subject, Note: records.Note{Spared: 5}}, func(bool) { close(done) })
 	<-done
-	b.records.saveUnsaved(l)             // the connection breaks and comes back, some time later
+	b.records.SaveUnsaved(l)             // the connection breaks and comes back, some time later
 	<-time.After(100 * time.Millisecond) // the time under test
-	m, err := b.conn.LastBySubject(t.Context(), "KV_"+attemptsBucket, subject)
+	m, err := b.conn.LastBySubject(t.Context(), "KV_"+native.AttemptsBucket, subject)
 	if err != nil || string(m.Data) != "5" {
 		t.Fatalf("the bucket says %s, %v", m.Data, err)
 	}

@@ -77,3 +77,15 @@ func Passing(err error) bool {
 
 // errNoPeers is the server's error when too few servers of a cluster are up for a stream.
 const errNoPeers natsjs.ErrorCode = 10005
+
+// KeyChanged reports whether a write was refused because the subject's last message, or the
+// revision of the key, is not the one expected.
+func KeyChanged(err error) bool {
+	code := natsjs.ErrorCode(0)
+	if own, ok := errors.AsType[*APIError](err); ok {
+		code = own.ErrCode
+	} else if api, ok := errors.AsType[*natsjs.APIError](err); ok {
+		code = api.ErrorCode
+	}
+	return code == natsjs.JSErrCodeStreamWrongLastSequence || code == natsjs.JSErrCodeStreamWrongLastSequenceConstant || errors.Is(err, natsjs.ErrKeyExists)
+}
