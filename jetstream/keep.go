@@ -146,7 +146,7 @@ func (a *admin) keep(ctx context.Context, t *streams.Topic) error {
 		a.sayFull(t, false, "")
 		return nil
 	}
-	mine, err := a.records.TakeTurn(ctx, records.Removals, t.Stream.Name)
+	mine, err := a.records.Retention.TakeTurn(ctx, records.Removals, t.Stream.Name)
 	if err != nil {
 		return err
 	}
@@ -290,7 +290,7 @@ func (a *admin) holds(ctx context.Context, t *streams.Topic, c *natsjs.ConsumerI
 		return true, nil
 	}
 	if ours {
-		at, err := a.records.LastSeen(ctx, t, group)
+		at, err := a.records.Retention.LastSeen(ctx, t, group)
 		if err != nil {
 			return false, err
 		}
@@ -314,7 +314,7 @@ func (g *group) noteSeen(ctx context.Context) error {
 	if g.topic.Stream.Keep == nil {
 		return nil
 	}
-	return g.bus.records.NoteSeen(ctx, g.topic, g.name)
+	return g.bus.records.Retention.NoteSeen(ctx, g.topic, g.name)
 }
 
 // keepSeen notes now and then that a group of a topic that rejects has members. It does not block.

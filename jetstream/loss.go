@@ -239,7 +239,7 @@ func (d *Delivery) goOn() {
 // noteLoss counts what was found, and returns what the members on this hub are to be told of it. On
 // an error, the hub counts by itself. The metric counts on the hub that was first to note.
 func (g *group) noteLoss(ctx context.Context, f found) ([]Loss, error) {
-	r := g.bus.records
+	r := g.bus.records.Retention
 	if f.returned != nil {
 		n, err := r.NoteReturned(ctx, g.topic, g.name, f.returned)
 		if n == 0 {

@@ -116,7 +116,7 @@ func (g Group) moveOnce(ctx context.Context, to Position, how moveOptions) (move
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, records.TurnTime)
 		defer cancel()
-		mine, err := b.records.TurnOfMove(ctx, t)
+		mine, err := b.records.Retention.TurnOfMove(ctx, t)
 		if err != nil {
 			return moved, nil, b.conn.Unavailable(err)
 		}

@@ -184,7 +184,7 @@ func (a *admin) topicGroups(ctx context.Context, t *streams.Topic) (map[string]*
 // lossesOf reads what groups have lost.
 func (a *admin) lossesOf(ctx context.Context, t *streams.Topic, groups map[string]*natsjs.ConsumerInfo) ([]GroupLoss, error) {
 	var lost []GroupLoss
-	books, err := a.records.Losses(ctx, t, maps.Keys(groups))
+	books, err := a.records.Retention.Losses(ctx, t, maps.Keys(groups))
 	for group, book := range books {
 		lost = append(lost, GroupLoss{Group: group, Events: book.Lost, At: time.UnixMilli(book.AtMS)})
 	}
@@ -356,7 +356,7 @@ func (a *admin) purgeTopic(ctx context.Context, t *streams.Topic, before uint64)
 		}
 		return removed, nil
 	}
-	if err := a.records.NotePurge(ctx, t, before); err != nil {
+	if err := a.records.Retention.NotePurge(ctx, t, before); err != nil {
 		return 0, err
 	}
 	return a.conn.PurgeStream(ctx, t.Stream.Name, "", before)

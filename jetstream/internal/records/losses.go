@@ -27,6 +27,10 @@ const (
 	retentionBytes  = 256 << 20
 )
 
+// Retention notes what retention did to groups, and has moves and removals take turns. Its methods
+// may be called concurrently.
+type Retention struct{ Config }
+
 // maxGaps and maxPurges bound the lists in an entry: the oldest go.
 const (
 	maxGaps   = 32
@@ -88,7 +92,7 @@ type Gap struct {
 // NoteLoss counts a gap of a group that is now a consumer. It returns how many events this hub was
 // the first to count, and all gaps that the book has of the group. On an error, the caller counts
 // by itself, and counted is how many there are.
-func (r *Records) NoteLoss(ctx context.Context, t *streams.Topic, group, consumer string, w Gap) (counted uint64, gaps []BookedGap, err error) {
+func (r *Retention) NoteLoss(ctx context.Context, t *streams.Topic, group, consumer string, w Gap) (counted uint64, gaps []BookedGap, err error) {
 	if w.Seq <= w.After+1 {
 		return 0, nil, nil // a redelivery came late: nothing is in between
 	}
@@ -133,7 +137,7 @@ const bookAgain = 5 * time.Millisecond
 
 // NoteReturned counts events that the members of a group gave back and that were removed since. It
 // returns how many they are, also with an error.
-func (r *Records) NoteReturned(ctx context.Context, t *streams.Topic, group string, seqs []uint64) (n uint64, err error) {
+func (r *Retention) NoteReturned(ctx context.Context, t *streams.Topic, group string, seqs []uint64) (n uint64, err error) {
 	info, err := r.Conn.FindStream(ctx, t.Stream.Name)
 	if err != nil {
 		return 0, err
@@ -187,7 +191,7 @@ func (k *LossBook) newly(w Gap, end uint64) (n, after uint64) {
 }
 
 // newlyLost is newly without what operators have purged.
-func (r *Records) newlyLost(ctx context.Context, t *streams.Topic, book *LossBook, w Gap, end uint64) (uint64, error) {
+func (r *Retention) newlyLost(ctx context.Context, t *streams.Topic, book *LossBook, w Gap, end uint64) (uint64, error) {
 	n, after := book.newly(w, end)
 	if n == 0 {
 		return 0, nil
@@ -224,7 +228,7 @@ const leaderBehind = 200 * time.Millisecond
 
 // firstLeft is the first sequence that is left in the stream. A leader that has not applied yet
 // what another server has is asked again.
-func (r *Records) firstLeft(ctx context.Context, t *streams.Topic, w Gap) (uint64, error) {
+func (r *Retention) firstLeft(ctx context.Context, t *streams.Topic, w Gap) (uint64, error) {
 	for end := r.Clock.Now() + int64(leaderBehind); ; {
 		info, err := r.Conn.FindStream(ctx, t.Stream.Name)
 		if err != nil {
@@ -244,7 +248,7 @@ func (r *Records) firstLeft(ctx context.Context, t *streams.Topic, w Gap) (uint6
 }
 
 // lossBook reads the entry of a group; an empty one if there is none for this stream.
-func (r *Records) lossBook(ctx context.Context, t *streams.Topic, group string) (LossBook, error) {
+func (r *Retention) lossBook(ctx context.Context, t *streams.Topic, group string) (LossBook, error) {
 	var book LossBook
 	rev, err := r.book(ctx, lossSubject(t, group), &book)
 	if err != nil {
@@ -259,7 +263,7 @@ func (r *Records) lossBook(ctx context.Context, t *streams.Topic, group string) 
 
 // book reads an entry at the leader, and returns its revision; 0 if there is none. What cannot be
 // read counts for nothing.
-func (r *Records) book(ctx context.Context, subject string, into any) (uint64, error) {
+func (r *Retention) book(ctx context.Context, subject string, into any) (uint64, error) {
 	m, err := r.Conn.LastBySubject(ctx, "KV_"+RetentionBucket, subject)
 	if errors.Is(err, event.ErrNotFound) {
 		return 0, nil
@@ -275,7 +279,7 @@ func unmarshalBook(m *conn.StoredMsg, into any) bool { return json.Unmarshal(m.D
 
 // putBook stores an entry that replaces the one of a revision. It returns ErrMoved when
 // another was first.
-func (r *Records) putBook(ctx context.Context, subject string, book any, revision uint64) error {
+func (r *Retention) putBook(ctx context.Context, subject string, book any, revision uint64) error {
 	value, err := json.Marshal(book)
 	if err != nil {
 		return err
@@ -286,7 +290,7 @@ func (r *Records) putBook(ctx context.Context, subject string, book any, revisio
 }
 
 // Losses returns what groups of a topic have lost, by their names.
-func (r *Records) Losses(ctx context.Context, t *streams.Topic, groups iter.Seq[string]) (map[string]LossBook, error) {
+func (r *Retention) Losses(ctx context.Context, t *streams.Topic, groups iter.Seq[string]) (map[string]LossBook, error) {
 	bySubject := make(map[string]string)
 	for group := range groups {
 		bySubject[lossSubject(t, group)] = group
@@ -306,7 +310,7 @@ func (r *Records) Losses(ctx context.Context, t *streams.Topic, groups iter.Seq[
 
 // NotePurge notes that an operator is about to remove the events of a topic before a sequence: they
 // are not lost.
-func (r *Records) NotePurge(ctx context.Context, t *streams.Topic, before uint64) error {
+func (r *Retention) NotePurge(ctx context.Context, t *streams.Topic, before uint64) error {
 	for {
 		var book purgeBook
 		rev, err := r.book(ctx, purgeSubject(t.Stream.Name), &book)
@@ -339,7 +343,7 @@ func seenSubject(t *streams.Topic, group string) string {
 func Seen(t *streams.Topic, group string) *nats.Msg { return &nats.Msg{Subject: seenSubject(t, group)} }
 
 // NoteSeen notes that a group of a topic that rejects has a member now.
-func (r *Records) NoteSeen(ctx context.Context, t *streams.Topic, group string) error {
+func (r *Retention) NoteSeen(ctx context.Context, t *streams.Topic, group string) error {
 	if _, err := r.Conn.Write(ctx, "KV_"+RetentionBucket, Seen(t, group)); err != nil {
 		return fmt.Errorf("jetstream: note that group %q of topic %s has a member: %w", group, t.Name, err)
 	}
@@ -347,7 +351,7 @@ func (r *Records) NoteSeen(ctx context.Context, t *streams.Topic, group string) 
 }
 
 // LastSeen returns when a group was last noted to have a member; zero for never.
-func (r *Records) LastSeen(ctx context.Context, t *streams.Topic, group string) (time.Time, error) {
+func (r *Retention) LastSeen(ctx context.Context, t *streams.Topic, group string) (time.Time, error) {
 	m, err := r.Conn.LastBySubject(ctx, "KV_"+RetentionBucket, seenSubject(t, group))
 	if errors.Is(err, event.ErrNotFound) {
 		return time.Time{}, nil

@@ -19,6 +19,8 @@ type Records struct {
 	Config
 	Hooks  Hooks
 	Makers *Makers
+	// Retention is about what retention did to groups.
+	Retention *Retention
 
 	kv      natsjs.KeyValue // of the generations; nil until Open
 	unsaved unsaved
@@ -60,7 +62,7 @@ type Hooks struct {
 
 // New returns the records of a bus that is not connected yet.
 func New(cfg Config) *Records {
-	r := &Records{Config: cfg, unsaved: unsaved{notes: make(map[string]Note), marks: make(map[string]Mark)}}
+	r := &Records{Config: cfg, Retention: &Retention{cfg}, unsaved: unsaved{notes: make(map[string]Note), marks: make(map[string]Mark)}}
 	r.Makers = newMakers(r)
 	return r
 }

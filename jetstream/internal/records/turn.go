@@ -20,10 +20,10 @@ import (
 // noted before it. The sequences of the notes decide, so the two never wait for each other.
 // Removals do not wait for removals, nor moves for moves.
 type Turn struct {
-	records *Records
-	stream  string
-	subject string
-	seq     uint64
+	retention *Retention
+	stream    string
+	subject   string
+	seq       uint64
 }
 
 // TurnKind is what takes a turn.
@@ -50,8 +50,8 @@ func (k TurnKind) subject(stream string) string {
 
 // TakeTurn notes that something begins. The caller calls End when its outcome is certain, and
 // otherwise leaves the note to its age.
-func (r *Records) TakeTurn(ctx context.Context, kind TurnKind, stream string) (*Turn, error) {
-	t := &Turn{records: r, stream: stream, subject: kind.subject(stream) + rand.Text()}
+func (r *Retention) TakeTurn(ctx context.Context, kind TurnKind, stream string) (*Turn, error) {
+	t := &Turn{retention: r, stream: stream, subject: kind.subject(stream) + rand.Text()}
 	ack, err := r.Conn.Write(ctx, "KV_"+RetentionBucket, &nats.Msg{Subject: t.subject})
 	if err != nil {
 		t.End(ctx) // the note may have been stored
@@ -65,8 +65,8 @@ func (r *Records) TakeTurn(ctx context.Context, kind TurnKind, stream string) (*
 func (t *Turn) End(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
-	if err := t.records.Conn.Purge(ctx, RetentionBucket, t.subject, 0); err != nil && t.records.Conn.Ctx.Err() == nil {
-		t.records.Often.Log(ctx, slog.LevelWarn, "failed to take back a note; others wait for it until it is old", t.stream,
+	if err := t.retention.Conn.Purge(ctx, RetentionBucket, t.subject, 0); err != nil && t.retention.Conn.Ctx.Err() == nil {
+		t.retention.Often.Log(ctx, slog.LevelWarn, "failed to take back a note; others wait for it until it is old", t.stream,
 			slog.String("note", t.subject), slog.Duration("age", turnAge), slog.Any("error", err))
 	}
 }
@@ -74,7 +74,7 @@ func (t *Turn) End(ctx context.Context) {
 // First reports whether nothing of another kind that began before has still to end. It removes
 // notes that are too old.
 func (t *Turn) First(ctx context.Context, other TurnKind) (bool, error) {
-	r := t.records
+	r := t.retention
 	for from := uint64(1); ; {
 		m, err := r.Messages.LeaderNext(ctx, "KV_"+RetentionBucket, from, time.Time{}, []string{other.subject(t.stream) + "*"})
 		if err != nil {
@@ -100,7 +100,7 @@ func (t *Turn) First(ctx context.Context, other TurnKind) (bool, error) {
 
 // TurnOfMove begins the turn of a move on a topic that rejects, and waits for removals that began
 // before.
-func (r *Records) TurnOfMove(ctx context.Context, t *streams.Topic) (*Turn, error) {
+func (r *Retention) TurnOfMove(ctx context.Context, t *streams.Topic) (*Turn, error) {
 	mine, err := r.TakeTurn(ctx, Moves, t.Stream.Name)
 	if err != nil {
 		return nil, err
