@@ -388,7 +388,7 @@ func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, 
 	if !filter.Until.IsZero() { // the whole millisecond
 		q.Until = time.UnixMilli(filter.Until.UnixMilli()).Add(time.Millisecond - 1)
 	}
-	return d.messages.Through(ctx, s.name, q, func(m *conn.StoredMsg) error { return f(readLetter(s.name, m), m) })
+	return d.messages.Walk(ctx, s.name, q, func(m *conn.StoredMsg) error { return f(readLetter(s.name, m), m) })
 }
 
 // streamCursor is a place in a stream: where a list goes on, or what a dry run has seen ends.

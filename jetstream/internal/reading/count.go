@@ -73,7 +73,7 @@ func (r *Reads) CountFrom(ctx context.Context, t *streams.Topic, seq uint64) (ui
 		return 0, r.Conn.Unavailable(fmt.Errorf("jetstream: count events of stream %s: %w", t.Stream.Name, err))
 	}
 	info := c.CachedInfo()
-	// else the server drops it in MakeWait
+	// else the server drops it after MakeWait
 	_ = r.Conn.JS.DeleteConsumer(ctx, t.Stream.Name, info.Name)
 	return info.NumPending, nil
 }

@@ -113,7 +113,7 @@ var (
 	errNoDirectReads = &event.Error{Code: event.CodeBadTopic, Msg: "the topic's bucket does not allow direct reads: repair it (eventhub topics repair)"}
 )
 
-// allRead is where one readAll is.
+// allRead is where one All is.
 type allRead struct {
 	messages *Messages
 	stream   string

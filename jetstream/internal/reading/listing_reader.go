@@ -112,7 +112,7 @@ func (s *listings) open(ctx context.Context, c *listingCursor, stream string) *l
 		}
 		s.close(ctx, oldest[0])
 	}
-	p, err := s.reads.Messages.openPull(ctx, stream, &Query{From: c.pos + 1})
+	p, err := s.reads.Messages.openPull(ctx, stream, &Query{From: c.pos + 1, Batch: maxPage})
 	if err != nil {
 		s.release()
 		return nil

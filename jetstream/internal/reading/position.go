@@ -116,13 +116,13 @@ func (r *Reads) BySequence(ctx context.Context, t *streams.Topic, seq uint64) (*
 // ErrStop ends a reading without an error.
 var ErrStop = errors.New("stop")
 
-// Walk is Messages.Through for the stored messages of a topic; for those with the subjects of the
+// Walk is Messages.Walk for the stored messages of a topic; for those with the subjects of the
 // query, if it names any.
 func (r *Reads) Walk(ctx context.Context, t *streams.Topic, q Query, f func(*conn.StoredMsg) error) error {
 	if q.Subjects == nil {
 		q.Subjects = t.Filters()
 	}
-	return r.Messages.Through(ctx, t.Stream.Name, q, f)
+	return r.Messages.Walk(ctx, t.Stream.Name, q, f)
 }
 
 // NextStored asks the leader for the first message of a topic from a sequence on, or stored since a

@@ -62,9 +62,10 @@ type Query struct {
 	Again func(context.Context) error
 }
 
-// beyond reports whether a message lies behind what is read.
+// beyond reports whether a message lies behind what is read. The newest message of a subject is
+// read wherever it is: it may have replaced one before Last when the server looked.
 func (q *Query) beyond(m *conn.StoredMsg) bool {
-	return m.Seq > q.Last || !q.Until.IsZero() && m.Time.After(q.Until)
+	return m.Seq > q.Last && !q.LatestPerSubject || !q.Until.IsZero() && m.Time.After(q.Until)
 }
 
 // consumer is the configuration of a consumer that has what is left to read.
@@ -103,14 +104,34 @@ func (r *Messages) Through(ctx context.Context, stream string, q Query, f func(*
 	return err
 }
 
+// Walk is Through for a stream that is known to exist: one that is gone counts for a failure of
+// NATS.
+func (r *Messages) Walk(ctx context.Context, stream string, q Query, f func(*conn.StoredMsg) error) error {
+	var own error
+	err := r.Through(ctx, stream, q, func(m *conn.StoredMsg) error {
+		own = f(m)
+		return own
+	})
+	if own == nil && errors.Is(err, event.ErrNotFound) {
+		return r.Conn.Unavailable(err)
+	}
+	return err
+}
+
 // Windows is Through with several messages at a time. An error that f marks as its own (Own) ends
 // the reading, and is returned. With any other error of f, the window is read again.
 func (r *Messages) Windows(ctx context.Context, stream string, q Query, f func([]*conn.StoredMsg) error) error {
 	err := r.goOn(ctx, stream, &q, f)
-	if ok, own := OwnError(err); ok {
+	ok, own := OwnError(err)
+	switch {
+	case ok:
 		return own
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil, errors.Is(err, event.ErrNotFound):
+		return err
 	}
-	return r.Failed(err)
+	return r.Conn.Unavailable(err)
 }
 
 // goOn reads, and begins again where it was when it is cut off.
@@ -120,11 +141,13 @@ func (r *Messages) goOn(ctx context.Context, stream string, q *Query, f func([]*
 		if err != nil {
 			return err
 		}
-		if q.Last = info.State.LastSeq; q.Last == 0 {
+		q.Last = info.State.LastSeq
+	}
+	moved := time.Now()
+	for failed := 0; ; {
+		if q.From > q.Last || q.Last == 0 {
 			return nil
 		}
-	}
-	for failed := 0; ; {
 		began := q.From
 		err := r.windows(ctx, stream, q, f)
 		if own, _ := OwnError(err); err == nil || own {
@@ -135,23 +158,27 @@ func (r *Messages) goOn(ctx context.Context, stream string, q *Query, f func([]*
 			return ctx.Err()
 		case r.Conn.Ctx.Err() != nil:
 			return event.ErrClosed
-		case errors.Is(err, natsjs.ErrStreamNotFound):
+		}
+		if q.Again != nil {
+			if err := q.Again(ctx); err != nil {
+				return Own(err)
+			}
+		}
+		if errors.Is(err, natsjs.ErrStreamNotFound) {
 			return event.ErrNotFound
 		}
-		if failed++; q.From > began {
-			failed = 1
+		if q.From > began && !q.LatestPerSubject {
+			failed, moved = 0, time.Now()
+			continue
 		}
-		if failed == tries || q.LatestPerSubject && q.From > 0 { // the newest ones would come again
+		failed++
+		patient := q.Again != nil || time.Since(moved) < MakeWait
+		// the newest ones of subjects would come again
+		if failed == tries || !patient || q.From > 0 && q.LatestPerSubject {
 			return err
 		}
 		if err := r.Conn.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
-		}
-		if q.Again == nil {
-			continue
-		}
-		if err := q.Again(ctx); err != nil {
-			return Own(err)
 		}
 	}
 }
@@ -168,7 +195,7 @@ func (r *Messages) windows(ctx context.Context, stream string, q *Query, f func(
 		from = max(from, 1)
 	}
 	left, err := r.LeaderNext(ctx, stream, from, q.Since, q.Subjects)
-	if err != nil || left == nil || q.beyond(left) {
+	if err != nil || left == nil || left.Seq > q.Last || q.beyond(left) {
 		return err
 	}
 	return ErrBehind
@@ -204,7 +231,7 @@ func (r *Messages) pullAll(ctx context.Context, stream string, q *Query, f func(
 			}
 			last := window[len(window)-1].Seq
 			q.From, q.Max = last+1, max(q.Max-len(window), 0)
-			ended = ended || last == q.Last
+			ended = ended || last == q.Last && !q.LatestPerSubject
 		}
 		if ended {
 			return nil
@@ -266,6 +293,9 @@ func (r *Messages) openPull(ctx context.Context, stream string, q *Query) (*pull
 	defer made()
 	if _, err = r.Conn.JS.CreateConsumer(making, stream, cfg); err != nil {
 		_ = p.sub.Unsubscribe()
+		if making.Err() != nil { // the server may have made the consumer
+			p.remove(ctx)
+		}
 		return nil, fmt.Errorf("jetstream: read of stream %s: %w", stream, err)
 	}
 	p.silence = time.NewTimer(pullSilence)
@@ -297,8 +327,7 @@ func (p *pull) window(ctx context.Context, into []*conn.StoredMsg) ([]*conn.Stor
 		at, ok := conn.ParseAckSubject(m.Reply)
 		if !ok {
 			err := p.end(m)
-			if errors.Is(err, errPulled) && len(into) > 0 {
-				p.over = true
+			if p.over = errors.Is(err, errPulled); p.over && len(into) > 0 {
 				return into, nil
 			}
 			if err != nil {
@@ -321,7 +350,7 @@ func (p *pull) window(ctx context.Context, into []*conn.StoredMsg) ([]*conn.Stor
 // ask begins a request when less than half of one is left.
 func (p *pull) ask() error {
 	if p.asked <= 0 {
-		p.asked, p.room, p.open = 0, 0, 0
+		p.asked, p.room, p.open, p.ended = 0, 0, 0, false
 	}
 	switch {
 	case p.ended, p.solo, p.one && p.open > 0:
@@ -397,6 +426,10 @@ func (p *pull) wait(ctx context.Context) (*nats.Msg, error) {
 func (p *pull) close(ctx context.Context) {
 	p.silence.Stop()
 	_ = p.sub.Unsubscribe() // it fails where the connection is closed, which ends it too
+	p.remove(ctx)
+}
+
+func (p *pull) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = p.conn.JS.DeleteConsumer(ctx, p.stream, p.name)

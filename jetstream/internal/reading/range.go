@@ -186,7 +186,25 @@ func (r *rangeRead) run(ctx context.Context, yield func(*event.Event, error) boo
 	if errors.Is(err, errRangeEnded) {
 		return nil
 	}
-	return err
+	if err != nil || q.Subjects != nil || r.loose || r.next > r.last {
+		return err
+	}
+	return r.torn(ctx)
+}
+
+// torn returns ErrDropped when the stream's bounds have removed the end of the range, which no
+// message from behind the range tells any more.
+func (r *rangeRead) torn(ctx context.Context) error {
+	info, err := r.reads.Conn.FindStream(ctx, r.topic.Stream.Name)
+	switch {
+	case errors.Is(err, event.ErrNotFound):
+		return ErrDropped
+	case err != nil:
+		return r.reads.Conn.Unavailable(err)
+	case info.State.Msgs > 0 && info.State.FirstSeq > r.next:
+		return ErrDropped
+	}
+	return nil
 }
 
 // same returns ErrDropped when the stream was created again since the range was found.
