@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -78,13 +79,13 @@ type Hubs interface {
 	Listen(f func(message []byte)) (stop func(), err error)
 }
 
-// Schemas is the registry of schemas. jetstream.Schemas implements it.
+// Schemas is the registry of schemas. *schemas.Registry implements it.
 type Schemas interface {
 	Topics(ctx context.Context) ([]string, error)
-	List(ctx context.Context, topic string) ([]*jetstream.SchemaVersion, error)
-	Check(ctx context.Context, topic string, d jetstream.SchemaDraft) (*jetstream.SchemaReport, error)
-	Register(ctx context.Context, topic string, d jetstream.SchemaDraft) (*jetstream.SchemaVersion, *jetstream.SchemaReport, error)
-	View(ctx context.Context, topic string, version int) (*jetstream.SchemaView, error)
+	List(ctx context.Context, topic string) ([]*schemas.Version, error)
+	Check(ctx context.Context, topic string, d schemas.Draft) (*schemas.Report, error)
+	Register(ctx context.Context, topic string, d schemas.Draft) (*schemas.Version, *schemas.Report, error)
+	View(ctx context.Context, topic string, version int) (*schemas.View, error)
 }
 
 // JetStream returns the Bus on NATS JetStream. The caller closes bus after the Server.
@@ -115,6 +116,6 @@ func (b onJetStream) Rule(topic string) topics.Rule { return jetstream.RuleOf(b.
 
 func (b onJetStream) Hubs() Hubs { return jetstream.HubsOf(b.Bus) }
 
-func (b onJetStream) Schemas() Schemas { return jetstream.SchemasOf(b.Bus) }
+func (b onJetStream) Schemas() Schemas { return b.Bus.Schemas() }
 
 func (b onJetStream) Handles() Handles { return jetstream.HandlesOf(b.Bus) }

@@ -37,7 +37,7 @@ type castOptions struct {
 	conflate bool
 	interval time.Duration
 	presence bool
-	version  int // of the schema, as jetstream.Schemas.View takes it; 0: events stay as they are
+	version  int // of the schema, as *schemas.Registry.View takes it; 0: events stay as they are
 }
 
 // place is a place in the stream of a topic: behind the event with a sequence.

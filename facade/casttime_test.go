@@ -11,6 +11,7 @@ import (
 	"eventhub/facade"
 	"eventhub/jetstream"
 	"eventhub/jetstream/cputime"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -40,11 +41,11 @@ func castTimeRig(t *testing.T, each time.Duration, change func(*facade.Config)) 
 			change(cfg)
 		}
 	})
-	for _, d := range []jetstream.SchemaDraft{
+	for _, d := range []schemas.Draft{
 		{Schema: json.RawMessage(`{"type":"array"}`)},
 		{Schema: json.RawMessage(`{"type":"array"}`), Up: json.RawMessage("[" + strings.Repeat(`{"remove":{"at":"/0"}},`, longCasts-1) + `{"remove":{"at":"/0"}}]`)},
 	} {
-		if _, _, err := jetstream.SchemasOf(r.bus).Register(t.Context(), "lists", d); err != nil {
+		if _, _, err := r.bus.Schemas().Register(t.Context(), "lists", d); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"eventhub/jetstream"
 	"eventhub/jetstream/cloudevents"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -115,18 +116,15 @@ func (s *Server) addCloudEvent(e *cloudevents.Event, topic string, opts *jetstre
 	maps.Copy(given, opts.Headers) // binary mode: as they came
 	opts.Headers = given
 	if _, version, _, ok := schemaURIsOf(topic, &rule.Schema).cut(a[cloudevents.Schema]); ok {
-		switch own, given := opts.Headers[schemaVersionHeader]; {
+		switch own, given := opts.Headers[schemas.VersionHeader]; {
 		case !given:
-			opts.Headers[schemaVersionHeader] = version
+			opts.Headers[schemas.VersionHeader] = version
 		case own != version:
-			return badCloudEvent(fmt.Errorf("dataschema names version %.10s of the schema, and the header %s has %.10q", version, schemaVersionHeader, own))
+			return badCloudEvent(fmt.Errorf("dataschema names version %.10s of the schema, and the header %s has %.10q", version, schemas.VersionHeader, own))
 		}
 	}
 	return nil
 }
-
-// schemaVersionHeader is the header of an event that has the version of its schema.
-const schemaVersionHeader = "x-schema-version"
 
 // schemaURIs are the values of dataschema that name a version of the schema of a topic: URIs whose
 // path ends like that of GET /schemas/{topic}/{version}. A nil schemaURIs has none.
@@ -176,7 +174,7 @@ func isVersion(text string) bool {
 // show has the dataschema of a CloudEvent name the version that its event has. A dataschema that
 // names none stays.
 func (u *schemaURIs) show(ce *cloudevents.Event, e *jetstream.Event) {
-	version := headerOf(e, schemaVersionHeader)
+	version := headerOf(e, schemas.VersionHeader)
 	if u == nil || !isVersion(version) {
 		return
 	}

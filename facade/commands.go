@@ -12,6 +12,7 @@ import (
 	"github.com/coder/websocket"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 )
 
 // nullPayload is what a PUBLISH without a payload publishes.
@@ -335,7 +336,7 @@ func (s *session) send(ctx context.Context, topic string, f *frame, to replyTo) 
 	r := s.newReceipt(topic, to)
 	if err := s.pub.PublishAsync(ctx, topic, payload, f.publish, r.done); err != nil {
 		r.free()
-		if errors.Is(err, jetstream.ErrLong) {
+		if errors.Is(err, schemas.ErrLong) {
 			return sendLong
 		}
 		s.failBus(to, topic, err, codePublishFailed, "The event could not be published.")

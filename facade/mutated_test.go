@@ -12,7 +12,7 @@ import (
 
 	"eventhub/docs/apitest"
 	"eventhub/facade"
-	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 )
 
 // TestMutatedRequests sends every route bodies and parameters that are wrong in one place. Each
@@ -23,7 +23,7 @@ func TestMutatedRequests(t *testing.T) {
 	for _, topic := range []string{"t", "held"} {
 		r.put(t, topic, "1")
 	}
-	if _, _, err := jetstream.SchemasOf(r.bus).Register(t.Context(), "t", jetstream.SchemaDraft{Schema: json.RawMessage("true")}); err != nil {
+	if _, _, err := r.bus.Schemas().Register(t.Context(), "t", schemas.Draft{Schema: json.RawMessage("true")}); err != nil {
 		t.Fatal(err)
 	}
 	held := func() string { return r.pullOne(t, "held", "g", `"from":"earliest"`).Ack }

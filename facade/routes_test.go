@@ -17,6 +17,7 @@ import (
 	"eventhub/docs/apitest"
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 )
 
 // TestRoutesAskThePolicy compares the routes of the HTTP API with the table of docs/protocol.md,
@@ -35,7 +36,7 @@ func TestRoutesAskThePolicy(t *testing.T) {
 		t.Fatal("no event came")
 	}
 	handle := held[0].Ack
-	if _, _, err := jetstream.SchemasOf(r.bus).Register(t.Context(), "t", jetstream.SchemaDraft{Schema: json.RawMessage("true")}); err != nil {
+	if _, _, err := r.bus.Schemas().Register(t.Context(), "t", schemas.Draft{Schema: json.RawMessage("true")}); err != nil {
 		t.Fatal(err)
 	}
 	walked, ok := r.srv.HTTP().(chi.Routes)

@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"eventhub/jetstream"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -49,7 +49,7 @@ type schemaAnswer struct {
 type registration struct {
 	Topic   string `json:"topic"`
 	Version int    `json:"version"`
-	*jetstream.SchemaReport
+	*schemas.Report
 }
 
 // schemaTopic returns the topic of the path, if the client may see and change its schemas.
@@ -169,7 +169,7 @@ func (s *Server) serveSchemaCheck(w http.ResponseWriter, r *http.Request) {
 }
 
 // readDraft reads path and body. No byte of the body is read before the client has permission.
-func (s *Server) readDraft(w http.ResponseWriter, r *http.Request) (topic string, d jetstream.SchemaDraft, fail *fault) {
+func (s *Server) readDraft(w http.ResponseWriter, r *http.Request) (topic string, d schemas.Draft, fail *fault) {
 	topic, fail = s.schemaTopic(r)
 	if fail != nil {
 		return topic, d, fail

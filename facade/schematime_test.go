@@ -11,6 +11,7 @@ import (
 
 	"eventhub/facade"
 	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -35,7 +36,7 @@ func schemaRig(t *testing.T, each time.Duration) *rig {
 		Topics: []topics.Rule{{Pattern: "slow", Schema: topics.SchemaRule{Mode: topics.SchemaEnforce}}},
 		Limits: jetstream.Limits{ComputeTime: each},
 	}, func(cfg *facade.Config) { cfg.Auth = facade.Tokens(newVerifier(t)) })
-	if _, _, err := jetstream.SchemasOf(r.bus).Register(t.Context(), "slow", jetstream.SchemaDraft{Schema: json.RawMessage(slowSchema)}); err != nil {
+	if _, _, err := r.bus.Schemas().Register(t.Context(), "slow", schemas.Draft{Schema: json.RawMessage(slowSchema)}); err != nil {
 		t.Fatal(err)
 	}
 	return r

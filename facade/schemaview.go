@@ -13,6 +13,7 @@ import (
 	"eventhub/jetstream/cloudevents"
 	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/jsonscan"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -34,10 +35,10 @@ const (
 	attrSchemaError = "schemaerror"
 )
 
-// version reads a version of a schema: 0 for none, a number from 1 on, or jetstream.SchemaLatest.
+// version reads a version of a schema: 0 for none, a number from 1 on, or schemas.Latest.
 func (r *optionReader) version(name string, raw []byte) int {
 	if isString(raw) && r.string(name, raw) == latestVersion {
-		return jetstream.SchemaLatest
+		return schemas.Latest
 	}
 	if missing(raw) {
 		return 0
@@ -57,7 +58,7 @@ func versionParam(values url.Values) (int, *fault) {
 		return 0, nil
 	}
 	if len(given) == 1 && given[0] == latestVersion {
-		return jetstream.SchemaLatest, nil
+		return schemas.Latest, nil
 	}
 	n, err := strconv.Atoi(given[0])
 	if len(given) > 1 || err != nil || n < 1 || n > topics.MaxSchemaVersions || strconv.Itoa(n) != given[0] {
@@ -69,7 +70,7 @@ func versionParam(values url.Values) (int, *fault) {
 
 // versionText is a version as versionParam reads it.
 func versionText(version int) string {
-	if version == jetstream.SchemaLatest {
+	if version == schemas.Latest {
 		return latestVersion
 	}
 	return strconv.Itoa(version)
@@ -77,7 +78,7 @@ func versionText(version int) string {
 
 // caster casts events for a reader. A nil caster leaves them as they are.
 type caster struct {
-	view     *jetstream.SchemaView
+	view     *schemas.View
 	patience time.Duration // castPatience
 }
 

@@ -9,6 +9,7 @@ import (
 	"eventhub/jetstream/cloudevents"
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/schemas"
 )
 
 // cloudSource returns the source of the attributes that are added as headers to events of a topic,
@@ -34,8 +35,8 @@ func (o *PublishOptions) checkCloudEvent(topic, source string) error {
 	maps.Copy(f.Headers, o.Headers)
 	among := "the attributes of a CloudEvent"
 	if o.schemaVersion > 0 {
-		f.Headers[headerSchemaVersion] = strconv.Itoa(o.schemaVersion)
-		among += " and " + headerSchemaVersion
+		f.Headers[schemas.VersionHeader] = strconv.Itoa(o.schemaVersion)
+		among += " and " + schemas.VersionHeader
 	}
 	if err := f.Check(); err != nil {
 		return event.BadOptions("opts.%v; %s, which the topic adds, are among them", err, among)

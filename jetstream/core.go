@@ -15,6 +15,7 @@ import (
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/pacedlog"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -101,6 +102,18 @@ func (c *core) recordsConfig(s *streams.Streams) records.Config {
 		Conn: c.conn, Streams: s, Messages: c.messages, OpenBucket: c.ownBucket,
 		Limits: records.Limits{Topics: l.Topics, ClientTopics: l.ClientTopics, ClientGroups: l.ClientGroups, GroupsPerClient: l.GroupsPerClient, AttemptsKnown: l.AttemptsKnown},
 		Log:    c.log, Often: c.often, Obs: c.obs, Clock: c.clock,
+	}
+}
+
+// schemasBucket is the KV bucket that holds the schemas of all hubs.
+const schemasBucket = "eventhub_schemas"
+
+// schemasConfig is what the registry of schemas is given of the core.
+func (c *core) schemasConfig() schemas.Config {
+	return schemas.Config{
+		Conn: c.conn, Rules: c.rules, Bucket: c.sharedBucket(schemasBucket, "schemas of topics", schemas.MaxVersions), Casters: c.cfg.Casters, Computing: c.cfg.Computing,
+		PerClient: c.limits.SchemasPerClient, OpenWait: c.cfg.openWait,
+		Often: c.often, Obs: c.obs, Clock: c.clock,
 	}
 }
 

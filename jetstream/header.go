@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"maps"
 	"strconv"
 
 	"github.com/nats-io/nats.go"
@@ -9,6 +10,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
+	"eventhub/jetstream/schemas"
 )
 
 // Header names on stored messages. Nats-* are the server's, Event-* the hub's.
@@ -77,7 +79,7 @@ func (o *PublishOptions) header(t *streams.Topic, id string, given bool) nats.He
 		h[headerExpectSubSeq] = []string{strconv.FormatUint(*o.ExpectKeySequence, 10)}
 	}
 	if o.schemaVersion > 0 {
-		h[headerSchemaVersion] = []string{strconv.Itoa(o.schemaVersion)}
+		h[schemas.VersionHeader] = []string{strconv.Itoa(o.schemaVersion)}
 	}
 	if o.origin.stream != "" {
 		h[headerOriginal] = []string{o.origin.String()}
@@ -107,4 +109,34 @@ func reserved(name string) bool { return native.Reserved(name) }
 // storedID returns the id of the event in a message of a stream.
 func storedID(h nats.Header, stream string, seq uint64) string {
 	return native.StoredID(h, stream, seq)
+}
+
+// checkStamp reports an event whose headers have no room for the version that it is stamped with.
+// Such an event could be stored, but not published again, as a redrive and a mirror do.
+func (o *PublishOptions) checkStamp(topic string) error {
+	if o.schemaVersion == 0 {
+		return nil
+	}
+	if n := len(o.Headers); n >= native.MaxHeaders {
+		return event.BadOptions("opts.headers has %d headers, and topic %s adds %s; at most %d are allowed: leave one out", n, topic, schemas.VersionHeader, native.MaxHeaders)
+	}
+	f := o.fields()
+	size, added := f.HeaderBytes(), len(schemas.VersionHeader)+len(strconv.Itoa(o.schemaVersion))
+	if size+added > native.MaxHeaderBytes {
+		return event.BadOptions("opts.headers, sid, tags and caused_by have %d bytes together, and topic %s adds %s with %d; at most %d are allowed: make them shorter",
+			size, topic, schemas.VersionHeader, added, native.MaxHeaderBytes)
+	}
+	return nil
+}
+
+// stamp moves the version to the headers, where it is as a client gives it. checkStamp has found
+// room for it.
+func (o *PublishOptions) stamp() {
+	if o.schemaVersion == 0 {
+		return
+	}
+	stamped := make(map[string]string, len(o.Headers)+1)
+	maps.Copy(stamped, o.Headers)
+	stamped[schemas.VersionHeader] = strconv.Itoa(o.schemaVersion)
+	o.Headers, o.schemaVersion = stamped, 0
 }

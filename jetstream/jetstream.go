@@ -41,6 +41,7 @@ import (
 	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/schemas"
 )
 
 // closeWait is how long Close waits for the server, so that a process that is told to end does so
@@ -56,7 +57,7 @@ type Bus struct {
 	access     *access
 	backups    *backups
 	records    *records.Records
-	schemas    *schemas
+	schemas    *schemas.Registry
 	publishing *publishing
 	queues     *queues
 	letters    *letters
@@ -105,7 +106,7 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.access = newAccess(b.core)
 	b.backups = newBackups(b.core)
 	b.records = records.New(b.recordsConfig(b.streams))
-	b.schemas = newSchemas(b.core)
+	b.schemas = schemas.New(b.core.schemasConfig())
 	b.publishing = newPublishing(b.core, b.streams, b.reads, b.schemas)
 	b.queues = newQueues(b.core, b.streams, b.records)
 	b.letters = newLetters(b.core, b.streams, b.reads, b.records, b.publishing, b.queues, b.backups)
@@ -167,7 +168,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	if b.owners, err = openOwners(ctx, b.core, b.handles.hub); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
-	if err := b.schemas.table.open(ctx); err != nil {
+	if err := b.schemas.Open(ctx); err != nil {
 		return fmt.Errorf("nats at %s: %w", b.conn.Where(), err)
 	}
 	if err := b.records.OpenOthers(ctx); err != nil {
@@ -353,6 +354,9 @@ func (b *Bus) Ready(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Schemas gives access to the registry of schemas.
+func (b *Bus) Schemas() *schemas.Registry { return b.schemas }
 
 // MaxPayload returns the largest payload in bytes that a publish accepts. A topic may accept less
 // (topics.Rule.MaxPayload).

@@ -299,7 +299,7 @@ func (in *inbox) receive(msg *nats.Msg) {
 		return // it may have waited for too long to be ours still
 	}
 	if t := in.group.topic; t.Schemas && meta.Delivered == 1 {
-		if _, given := schemaHeader(d.Event.Headers); !given {
+		if !versioned(d.Event.Headers) {
 			t.Obs.SchemaUnversioned()
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/schemas"
 )
 
 // PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id
@@ -295,15 +296,20 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 		return nil, event.BadOptions("opts.tombstone removes a key: the payload must be null, or left out")
 	}
 	if t == nil {
-		if gate := p.schemaGate(topic, p.rules.Of(topic)); gate != nil {
-			return nil, gate.admit(ctx, payload, opts, client, nil)
-		}
-		return nil, nil
+		return nil, opts.compare(ctx, p.schemas.Gate(topic, p.rules.Of(topic)), payload, client, nil)
 	}
-	if gate := gatesOf(t).schema; gate != nil {
-		return t, gate.admit(ctx, payload, opts, client, t.Obs)
+	return t, opts.compare(ctx, gatesOf(t).schema, payload, client, t.Obs)
+}
+
+// compare compares an event with the schema of its topic, which gate has; nil: none.
+func (o *PublishOptions) compare(ctx context.Context, gate *schemas.Gate, payload []byte, client string, obs event.TopicObserver) error {
+	if gate == nil || o.Wrapper { // a dead letter has the payload of another topic
+		return nil
 	}
-	return t, nil
+	e := event.Event{Headers: o.Headers, Tombstone: o.Tombstone, Payload: payload}
+	stamp, broken, err := gate.Admit(ctx, &e, o.Brief, client, obs)
+	o.schemaVersion, o.schemaBroken = stamp, broken && obs == nil
+	return err
 }
 
 // send is PublishAsync to a topic that takes the event.

@@ -9,6 +9,7 @@ import (
 	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/quota"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -18,7 +19,7 @@ type publishing struct {
 	*core
 	streams *streams.Streams
 	reads   *reading.Reads
-	schemas *schemas
+	schemas *schemas.Registry
 
 	publisher *Publisher    // of the bus itself; nil until begin
 	clients   atomic.Uint64 // numbers the clients without a name
@@ -35,7 +36,7 @@ type publishing struct {
 	firstLetters  firstLetters
 }
 
-func newPublishing(c *core, s *streams.Streams, r *reading.Reads, m *schemas) *publishing {
+func newPublishing(c *core, s *streams.Streams, r *reading.Reads, m *schemas.Registry) *publishing {
 	l := c.limits
 	p := &publishing{
 		core: c, streams: s, reads: r, schemas: m,
@@ -60,12 +61,12 @@ func (p *publishing) begin() {
 type gates struct {
 	keys    *keySet // of the bucket
 	derived *derivedKeys
-	schema  *schemaGate
+	schema  *schemas.Gate
 }
 
 // newGates makes the gates of a topic whose bucket, if it has one, has so many entries.
 func (p *publishing) newGates(ctx context.Context, t *streams.Topic, rule *topics.Rule, entries uint64) any {
-	g := &gates{derived: p.derivedKeysOf(t.Name), schema: p.schemaGate(t.Name, rule)}
+	g := &gates{derived: p.derivedKeysOf(t.Name), schema: p.schemas.Gate(t.Name, rule)}
 	if t.Bucket != nil {
 		g.keys = p.newKeySet(ctx, t, rule, entries)
 	}

@@ -14,6 +14,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/schema/compat"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -24,20 +25,20 @@ func ruled(s topics.SchemaRule) []topics.Rule {
 	return []topics.Rule{{Pattern: "t.**", MaxAge: time.Hour, Schema: s}}
 }
 
-func draft(schema string) SchemaDraft { return SchemaDraft{Schema: json.RawMessage(schema)} }
+func draft(schema string) schemas.Draft { return schemas.Draft{Schema: json.RawMessage(schema)} }
 
-func register(tb testing.TB, b *Bus, topic string, d SchemaDraft) *SchemaVersion {
+func register(tb testing.TB, b *Bus, topic string, d schemas.Draft) *schemas.Version {
 	tb.Helper()
-	v, _, err := SchemasOf(b).Register(tb.Context(), topic, d)
+	v, _, err := b.Schemas().Register(tb.Context(), topic, d)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return v
 }
 
-func versions(tb testing.TB, b *Bus, topic string) []*SchemaVersion {
+func versions(tb testing.TB, b *Bus, topic string) []*schemas.Version {
 	tb.Helper()
-	all, err := SchemasOf(b).List(tb.Context(), topic)
+	all, err := b.Schemas().List(tb.Context(), topic)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -63,7 +64,7 @@ func TestSchemaIsInForceOnAllHubs(t *testing.T) {
 		hubs[i] = open(t, Config{URL: url, Topics: rules})
 	}
 	_, err := hubs[2].Publish(t.Context(), "t.a", []byte(`{"host":"x"}`), PublishOptions{})
-	wantCode(t, err, CodeSchemaInvalid) // none is registered
+	wantCode(t, err, schemas.CodeInvalid) // none is registered
 	v := register(t, hubs[0], "t.a", draft(hostV1))
 	if v.Version != 1 || v.Forced {
 		t.Errorf("%+v", v)
@@ -71,7 +72,7 @@ func TestSchemaIsInForceOnAllHubs(t *testing.T) {
 	for _, b := range hubs {
 		eventually(t, "the version is in force", func() bool { return len(versions(t, b, "t.a")) == 1 })
 		_, err := b.Publish(t.Context(), "t.a", []byte(`{"host":7,"secret":"s3cret"}`), PublishOptions{})
-		wantCode(t, err, CodeSchemaInvalid)
+		wantCode(t, err, schemas.CodeInvalid)
 		if err == nil || bytes.Contains([]byte(err.Error()), []byte("s3cret")) {
 			t.Errorf("%v", err)
 		}
@@ -82,17 +83,17 @@ func TestSchemaIsInForceOnAllHubs(t *testing.T) {
 	k := take(t, hubs[1], "t.a", "g", SubscribeOptions{From: FromEarliest})
 	for range hubs {
 		d := k.next()
-		if got := d.Event.Headers[headerSchemaVersion]; got != "1" {
+		if got := d.Event.Headers[schemas.VersionHeader]; got != "1" {
 			t.Errorf("an event has the headers %v", d.Event.Headers)
 		}
 		_ = d.Ack()
 	}
-	if names, err := SchemasOf(hubs[2]).Topics(t.Context()); err != nil || fmt.Sprint(names) != "[t.a]" {
+	if names, err := hubs[2].Schemas().Topics(t.Context()); err != nil || fmt.Sprint(names) != "[t.a]" {
 		t.Errorf("%v have schemas", names)
 	}
 	late := open(t, Config{URL: url, Topics: rules}) // knows all from its first moment
 	_, err = late.Publish(t.Context(), "t.a", []byte(`{}`), PublishOptions{})
-	wantCode(t, err, CodeSchemaInvalid)
+	wantCode(t, err, schemas.CodeInvalid)
 	if took := quickest(func(i int) {
 		topic := fmt.Sprint("t.quick", i)
 		register(t, hubs[0], topic, draft(hostV1))
@@ -119,14 +120,14 @@ func TestTwoRegistrars(t *testing.T) {
 			wg.Go(func() {
 				schema := fmt.Sprintf(`{"type":"object","title":"%d"}`, i)
 				// The second of a hub waits for the first, and finds the version that is there.
-				v, _, err := SchemasOf(b).Register(t.Context(), topic, SchemaDraft{Schema: json.RawMessage(schema), By: strconv.Itoa(i)})
+				v, _, err := b.Schemas().Register(t.Context(), topic, schemas.Draft{Schema: json.RawMessage(schema), By: strconv.Itoa(i)})
 				mu.Lock()
 				defer mu.Unlock()
 				if err == nil {
 					won = append(won, fmt.Sprint(v.Version, " ", string(v.Schema)))
 					return
 				}
-				wantCode(t, err, CodeSchemaConflict)
+				wantCode(t, err, schemas.CodeConflict)
 				lost = append(lost, err.Error())
 			})
 		}
@@ -156,7 +157,7 @@ func TestRegisterAgain(t *testing.T) {
 	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(hostV1))
 	spaced := draft(" " + hostV1 + "\n")
-	v, report, err := SchemasOf(b).Register(t.Context(), "t.a", spaced)
+	v, report, err := b.Schemas().Register(t.Context(), "t.a", spaced)
 	if err != nil || v.Version != 1 || report != nil {
 		t.Errorf("%+v, %+v, %v", v, report, err)
 	}
@@ -171,7 +172,7 @@ func TestSchemaCompatibility(t *testing.T) {
 	for _, test := range []struct {
 		name          string
 		mode          compat.Mode
-		first, second SchemaDraft
+		first, second schemas.Draft
 		want          string // the first finding, or ""
 	}{
 		{"wider", compat.Backward, draft(hostV1), draft(wider), ""},
@@ -188,17 +189,17 @@ func TestSchemaCompatibility(t *testing.T) {
 			draft(`{"type":"object","properties":{"host":{},"port":{"default":80}},"required":["port"],"additionalProperties":false}`), "",
 		},
 		{"a default, both ways", compat.Full, draft(hostV1), draft(fills), ""},
-		{"a cast", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":80}}]`)}, ""},
-		{"a cast that is wrong", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":"80"}}]`)}, "document of version 1 at \"/port\" (type)"},
-		{"a cast that fails", compat.Backward, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"rename":{"at":"/port","to":"p","required":true}}]`)}, "cast of version 1 at \"\" (upcast v1→v2: /port: nothing is there)"},
-		{"casts both ways", compat.Full, draft(hostV1), SchemaDraft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":80}}]`), Down: json.RawMessage(`[{"remove":{"at":"/port"}}]`)}, ""},
+		{"a cast", compat.Backward, draft(hostV1), schemas.Draft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":80}}]`)}, ""},
+		{"a cast that is wrong", compat.Backward, draft(hostV1), schemas.Draft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":"80"}}]`)}, "document of version 1 at \"/port\" (type)"},
+		{"a cast that fails", compat.Backward, draft(hostV1), schemas.Draft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"rename":{"at":"/port","to":"p","required":true}}]`)}, "cast of version 1 at \"\" (upcast v1→v2: /port: nothing is there)"},
+		{"casts both ways", compat.Full, draft(hostV1), schemas.Draft{Schema: json.RawMessage(needs), Up: json.RawMessage(`[{"default":{"at":"/port","value":80}}]`), Down: json.RawMessage(`[{"remove":{"at":"/port"}}]`)}, ""},
 		{"unknown", compat.Backward, draft(`{"type":"string","pattern":"^a+$"}`), draft(`{"type":"string","pattern":"^a*$"}`), "pattern_changed of version 1 at \"\", which may be harmless"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: test.mode})})
 			register(t, b, "t.a", test.first)
-			report, err := SchemasOf(b).Check(t.Context(), "t.a", test.second)
+			report, err := b.Schemas().Check(t.Context(), "t.a", test.second)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -209,14 +210,14 @@ func TestSchemaCompatibility(t *testing.T) {
 			if got != test.want || report.Compatible != (test.want == "") {
 				t.Errorf("found %q, want %q", got, test.want)
 			}
-			v, _, err := SchemasOf(b).Register(t.Context(), "t.a", test.second)
+			v, _, err := b.Schemas().Register(t.Context(), "t.a", test.second)
 			if test.want == "" {
 				if err != nil || v.Version != 2 || v.Forced {
 					t.Errorf("%+v, %v", v, err)
 				}
 				return
 			}
-			wantCode(t, err, CodeSchemaConflict)
+			wantCode(t, err, schemas.CodeConflict)
 			test.second.Force = true
 			if v := register(t, b, "t.a", test.second); v.Version != 2 || !v.Forced {
 				t.Errorf("%+v", v)
@@ -237,7 +238,7 @@ func TestTransitiveCompatibility(t *testing.T) {
 			d.Force = true
 			register(t, b, "t.a", d)
 		}
-		report, err := SchemasOf(b).Check(t.Context(), "t.a", draft(last))
+		report, err := b.Schemas().Check(t.Context(), "t.a", draft(last))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -251,7 +252,7 @@ func TestTransitiveCompatibility(t *testing.T) {
 func TestBadDrafts(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce}), Limits: Limits{SchemasPerClient: 2}})
-	for name, d := range map[string]SchemaDraft{
+	for name, d := range map[string]schemas.Draft{
 		"no schema":           {},
 		"no JSON":             draft(`{`),
 		"no schema at all":    draft(`{"type":7}`),
@@ -260,7 +261,7 @@ func TestBadDrafts(t *testing.T) {
 		"a cast of the first": {Schema: json.RawMessage(`{}`), Up: json.RawMessage(`[]`)},
 		"a long description":  {Schema: json.RawMessage(`{}`), Description: string(make([]byte, 2_000))},
 	} {
-		_, _, err := SchemasOf(b).Register(t.Context(), "t.a", d)
+		_, _, err := b.Schemas().Register(t.Context(), "t.a", d)
 		if err == nil {
 			t.Errorf("%s: taken", name)
 			continue
@@ -269,15 +270,15 @@ func TestBadDrafts(t *testing.T) {
 		wantCode(t, err, event.CodeBadOptions)
 	}
 	register(t, b, "t.a", draft(hostV1))
-	_, _, err := SchemasOf(b).Register(t.Context(), "t.a", SchemaDraft{Schema: json.RawMessage(hostV1), Up: json.RawMessage(`[{"explode":{}}]`)})
+	_, _, err := b.Schemas().Register(t.Context(), "t.a", schemas.Draft{Schema: json.RawMessage(hostV1), Up: json.RawMessage(`[{"explode":{}}]`)})
 	wantCode(t, err, event.CodeBadOptions)
 	for i := range 2 {
-		register(t, b, fmt.Sprint("t.c", i), SchemaDraft{Schema: json.RawMessage(hostV1), By: "alice"})
+		register(t, b, fmt.Sprint("t.c", i), schemas.Draft{Schema: json.RawMessage(hostV1), By: "alice"})
 	}
-	_, _, err = SchemasOf(b).Register(t.Context(), "t.d", SchemaDraft{Schema: json.RawMessage(hostV1), By: "alice"})
+	_, _, err = b.Schemas().Register(t.Context(), "t.d", schemas.Draft{Schema: json.RawMessage(hostV1), By: "alice"})
 	wantCode(t, err, event.CodeRateLimited)
-	register(t, b, "t.d", SchemaDraft{Schema: json.RawMessage(hostV1), By: "bob"})
-	if _, _, err := SchemasOf(b).Register(t.Context(), "no topic", draft(hostV1)); err == nil {
+	register(t, b, "t.d", schemas.Draft{Schema: json.RawMessage(hostV1), By: "bob"})
+	if _, _, err := b.Schemas().Register(t.Context(), "no topic", draft(hostV1)); err == nil {
 		t.Error("a schema was registered for no topic")
 	}
 }
@@ -293,7 +294,7 @@ func TestLargePayloadOfADynamicReference(t *testing.T) {
 	words := strings.Repeat(`"word",`, 10_000)
 	for _, test := range []struct{ topic, payload, want string }{
 		{"t.a", "[" + words + `""]`, ""},
-		{"t.a", "[" + words + `0]`, CodeSchemaInvalid},
+		{"t.a", "[" + words + `0]`, schemas.CodeInvalid},
 		{"w", "[" + words + `0]`, ""},
 	} {
 		switch _, err := b.Publish(t.Context(), test.topic, []byte(test.payload), PublishOptions{}); {
@@ -325,17 +326,17 @@ func TestSchemaVersionOfAPublish(t *testing.T) {
 	for _, test := range []struct{ topic, payload, version, want string }{
 		{"t.a", `{"host":7}`, "", ""},
 		{"t.a", `{"host":7}`, "2", ""},
-		{"t.a", `{"host":7}`, "1", CodeSchemaInvalid},
+		{"t.a", `{"host":7}`, "1", schemas.CodeInvalid},
 		{"t.a", `{"host":"x"}`, "1", ""},
-		{"t.a", `{"host":"x"}`, "3", CodeSchemaInvalid},
+		{"t.a", `{"host":"x"}`, "3", schemas.CodeInvalid},
 		{"t.a", `{"host":"x"}`, "0", event.CodeBadOptions},
 		{"t.a", `{"host":"x"}`, "01", event.CodeBadOptions},
 		{"t.a", `{"host":"x"}`, "latest", event.CodeBadOptions},
-		{"t.a", `not json`, "", CodeSchemaInvalid},
-		{"t.a", ``, "", CodeSchemaInvalid},
-		{"t.b", `{"host":"x"}`, "", CodeSchemaInvalid}, // has no schema
-		{"w", `{"host":7}`, "", ""},                    // stored, and counted
-		{"other", `{"host":7}`, "9", ""},               // no rule
+		{"t.a", `not json`, "", schemas.CodeInvalid},
+		{"t.a", ``, "", schemas.CodeInvalid},
+		{"t.b", `{"host":"x"}`, "", schemas.CodeInvalid}, // has no schema
+		{"w", `{"host":7}`, "", ""},                      // stored, and counted
+		{"other", `{"host":7}`, "9", ""},                 // no rule
 	} {
 		switch err := put(test.topic, test.payload, test.version); {
 		case test.want == "" && err != nil:
@@ -349,12 +350,12 @@ func TestSchemaVersionOfAPublish(t *testing.T) {
 	if err := put("shared.b", `{"host":"x"}`, ""); err != nil {
 		t.Error(err)
 	}
-	wantCode(t, put("shared.b", `{}`, ""), CodeSchemaInvalid)
+	wantCode(t, put("shared.b", `{}`, ""), schemas.CodeInvalid)
 	var stamped []string
 	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest})
 	for range 3 {
 		d := k.next()
-		stamped = append(stamped, d.Event.Headers[headerSchemaVersion]+d.Event.Headers["X-Schema-Version"])
+		stamped = append(stamped, d.Event.Headers[schemas.VersionHeader]+d.Event.Headers["X-Schema-Version"])
 		_ = d.Ack()
 	}
 	if fmt.Sprint(stamped) != "[2 2 1]" {
@@ -369,7 +370,7 @@ func TestSchemaVersionOfAPublish(t *testing.T) {
 	k = take(t, b, "w", "g", SubscribeOptions{From: FromEarliest})
 	for _, want := range []string{"", "2"} {
 		d := k.next()
-		if got := d.Event.Headers[headerSchemaVersion]; got != want {
+		if got := d.Event.Headers[schemas.VersionHeader]; got != want {
 			t.Errorf("%s has the version %q, want %q", d.Event.Payload, got, want)
 		}
 		_ = d.Ack()
@@ -420,13 +421,13 @@ func TestSchemasWithoutNATS(t *testing.T) {
 	}
 	server.Kill()
 	_, err := b.Publish(t.Context(), "t.a", []byte(`{"host":7}`), PublishOptions{})
-	wantCode(t, err, CodeSchemaInvalid)
+	wantCode(t, err, schemas.CodeInvalid)
 	if err := b.NewPublisher().Admit(t.Context(), "t.a", []byte(`{"host":"x"}`), &PublishOptions{}); err != nil {
 		t.Error(err)
 	}
 	server.Start()
 	eventually(t, "a version is registered", func() bool {
-		_, _, err := SchemasOf(b).Register(t.Context(), "t.a", draft(`{"type":"object","properties":{"host":true},"additionalProperties":false}`))
+		_, _, err := b.Schemas().Register(t.Context(), "t.a", draft(`{"type":"object","properties":{"host":true},"additionalProperties":false}`))
 		return err == nil
 	})
 	eventually(t, "the next version is in force", func() bool {
@@ -439,11 +440,10 @@ func TestSchemasWithoutNATS(t *testing.T) {
 func BenchmarkSchemaGate(b *testing.B) {
 	bus := open(b, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(b, bus, "t.a", draft(hostV1))
-	gate := bus.publishing.schemaGate("t.a", bus.rules.Of("t.a"))
+	gate := bus.schemas.Gate("t.a", bus.rules.Of("t.a"))
 	payload := []byte(`{"host":"machine-7.example.org"}`)
 	for b.Loop() {
-		opts := PublishOptions{}
-		if err := gate.admit(b.Context(), payload, &opts, "", nil); err != nil {
+		if _, _, err := gate.Admit(b.Context(), &event.Event{Payload: payload}, false, "", nil); err != nil {
 			b.Fatal(err)
 		}
 	}

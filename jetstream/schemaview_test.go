@@ -16,6 +16,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/schema/upcast"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -29,11 +30,11 @@ const (
 func machines(tb testing.TB, b *Bus) {
 	tb.Helper()
 	register(tb, b, "t.a", draft(machineV1))
-	register(tb, b, "t.a", SchemaDraft{
+	register(tb, b, "t.a", schemas.Draft{
 		Schema: json.RawMessage(machineV2), Up: json.RawMessage(`[{"rename":{"at":"/host","to":"name","required":true}}]`),
 		Down: json.RawMessage(`[{"rename":{"at":"/name","to":"host"}}]`),
 	})
-	register(tb, b, "t.a", SchemaDraft{Schema: json.RawMessage(machineV3), Up: json.RawMessage(`[{"default":{"at":"/up","value":true}}]`)})
+	register(tb, b, "t.a", schemas.Draft{Schema: json.RawMessage(machineV3), Up: json.RawMessage(`[{"default":{"at":"/up","value":true}}]`)})
 }
 
 // publishNative publishes past the hub.
@@ -77,14 +78,19 @@ func TestDeliveriesAreCast(t *testing.T) {
 		{1, false, []string{`1 { "host" : "a" }`, `1 {"host":"b"}`}},
 		{2, true, []string{`2 {"name":"a"}`, `2 { "name" : "b" }`}},
 		{3, false, []string{`3 {"name":"a","up":true}`, `3 {"name":"b","up":true}`, `3 {"name":"c", "up":false}`}},
-		{SchemaLatest, true, []string{`3 {"name":"a","up":true}`, `3 {"name":"b","up":true}`, `3 {"name":"c", "up":false}`}},
+		{schemas.Latest, true, []string{`3 {"name":"a","up":true}`, `3 {"name":"b","up":true}`, `3 {"name":"c", "up":false}`}},
 	} {
 		group := fmt.Sprint("g", test.version)
 		k := take(t, b, "t.a", group, SubscribeOptions{From: FromEarliest, SchemaVersion: test.version, OrderByKey: test.order, MaxAttempts: 1})
 		var got []string
 		for range test.want {
 			d := k.next()
-			version, _ := schemaHeader(d.Event.Headers)
+			version := ""
+			for name, value := range d.Event.Headers {
+				if strings.EqualFold(name, schemas.VersionHeader) {
+					version = value
+				}
+			}
 			got = append(got, version+" "+string(d.Event.Payload))
 			if d.Event.Headers["k"] != "v" || len(d.Event.Headers) != 2 || d.Attempt != 1 {
 				t.Errorf("version %d: the headers are %v, the attempt %d", test.version, d.Event.Headers, d.Attempt)
@@ -169,45 +175,6 @@ func TestACastThatFailsIsAnAttempt(t *testing.T) {
 	}
 }
 
-// TestAVersionThatAHubHasNotHeardOf delivers and reads events of a version that another hub has
-// just registered.
-func TestAVersionThatAHubHasNotHeardOf(t *testing.T) {
-	t.Parallel()
-	url := natsServer(t)
-	rules := ruled(topics.SchemaRule{Mode: topics.SchemaEnforce, Compatibility: "none"})
-	first, second := open(t, Config{URL: url, Topics: rules}), open(t, Config{URL: url, Topics: rules})
-	machines(t, first)
-	eventually(t, "both hubs have three versions", func() bool { return len(versions(t, second, "t.a")) == 3 })
-	view, err := SchemasOf(second).View(t.Context(), "t.a", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The second hub is deaf for new versions: its table forgets what comes by itself.
-	deaf := &topicSchemas{}
-	deaf.set.Store(view.of.set.Load())
-	view.of = deaf
-	register(t, first, "t.a", SchemaDraft{Schema: json.RawMessage(machineV1), Up: json.RawMessage(`[{"rename":{"at":"/name","to":"host"}},{"remove":{"at":"/up"}}]`), Force: true})
-	e := &event.Event{Payload: []byte(`{"host":"x"}`), Headers: map[string]string{headerSchemaVersion: "4"}}
-	if err := view.cast(t.Context(), e); !errors.Is(err, errVersionUnknown) {
-		t.Errorf("%v", err)
-	}
-	// View asks the leader of the bucket.
-	latest, err := SchemasOf(second).View(t.Context(), "t.a", 4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := latest.Cast(t.Context(), e); err != nil || string(e.Payload) != `{"host":"x"}` {
-		t.Errorf("%s, %v", e.Payload, err)
-	}
-	// A version that does not exist is asked for now and then.
-	e.Headers[headerSchemaVersion] = "9"
-	for range 2 {
-		if err := latest.Cast(t.Context(), e); !errors.Is(err, errVersionUnknown) || latest.of.looked.Load() == 0 {
-			t.Errorf("%v", err)
-		}
-	}
-}
-
 // TestBadViews says what is wrong with a version that is asked for.
 func TestBadViews(t *testing.T) {
 	t.Parallel()
@@ -221,7 +188,7 @@ func TestBadViews(t *testing.T) {
 		{"t.a", 4, "version 4 of the schema of t.a is not registered; the latest is 3"},
 		{"t.a", -2, "version -2: a version is a number from 1 on"},
 		{"t.b", 1, "topic t.b has no schema"},
-		{"t.b", SchemaLatest, "topic t.b has no schema"},
+		{"t.b", schemas.Latest, "topic t.b has no schema"},
 	} {
 		_, err := b.Subscribe(t.Context(), test.topic, "g", SubscribeOptions{SchemaVersion: test.version}, ignore)
 		wantCode(t, err, event.CodeBadOptions)
@@ -250,10 +217,10 @@ func TestCastsInGo(t *testing.T) {
 	register(t, b, "t.a", draft(`{"type":"integer","minimum":0,"maximum":1000}`))
 	// Without the cast, this is not compatible.
 	register(t, b, "t.a", draft(`{"type":"integer","multipleOf":2}`))
-	if _, err := b.Publish(t.Context(), "t.a", []byte(`21`), PublishOptions{Headers: map[string]string{headerSchemaVersion: "1"}}); err != nil {
+	if _, err := b.Publish(t.Context(), "t.a", []byte(`21`), PublishOptions{Headers: map[string]string{schemas.VersionHeader: "1"}}); err != nil {
 		t.Fatal(err)
 	}
-	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: SchemaLatest})
+	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: schemas.Latest})
 	if got := k.payloads(1)[0]; got != "42" {
 		t.Errorf("got %s", got)
 	}
@@ -265,12 +232,12 @@ func TestCastsKeepToTheLargestPayload(t *testing.T) {
 	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(`{"type":"object"}`))
 	up := `[{"set":{"at":"/a","value":"` + strings.Repeat("x", 200_000) + `"}},{"copy":{"from":"/a","to":"/b"}},{"copy":{"from":"/a","to":"/c"}},{"copy":{"from":"/a","to":"/d"}},{"copy":{"from":"/a","to":"/e"}},{"copy":{"from":"/a","to":"/f"}}]`
-	register(t, b, "t.a", SchemaDraft{Schema: json.RawMessage(`{"type":"object","title":"large"}`), Up: json.RawMessage(up)})
-	view, err := SchemasOf(b).View(t.Context(), "t.a", 2)
+	register(t, b, "t.a", schemas.Draft{Schema: json.RawMessage(`{"type":"object","title":"large"}`), Up: json.RawMessage(up)})
+	view, err := b.Schemas().View(t.Context(), "t.a", 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = view.Cast(t.Context(), &event.Event{Payload: []byte(`{}`), Headers: map[string]string{headerSchemaVersion: "1"}})
+	err = view.Cast(t.Context(), &event.Event{Payload: []byte(`{}`), Headers: map[string]string{schemas.VersionHeader: "1"}})
 	if err == nil || !strings.Contains(err.Error(), "bytes in version 2; at most 1048576 are allowed") {
 		t.Errorf("%v", err)
 	}
@@ -288,7 +255,7 @@ func TestAdmitStamps(t *testing.T) {
 	if err := p.Admit(t.Context(), "t.a", []byte(`{"host":"x"}`), &opts); err != nil {
 		t.Fatal(err)
 	}
-	if len(given) != 1 || opts.Headers[headerSchemaVersion] != "1" || opts.Headers["k"] != "v" {
+	if len(given) != 1 || opts.Headers[schemas.VersionHeader] != "1" || opts.Headers["k"] != "v" {
 		t.Errorf("the headers are %v, and were %v", opts.Headers, given)
 	}
 	register(t, b, "t.a", draft(machineV2))
@@ -311,7 +278,7 @@ func manyHeaders(n int) map[string]string {
 func TestAStampNeedsRoom(t *testing.T) {
 	t.Parallel()
 	const (
-		stamp = len(headerSchemaVersion + "1")
+		stamp = len(schemas.VersionHeader + "1")
 		tags  = len(`["t"]`)
 		most  = native.MaxHeaderBytes - stamp
 	)
@@ -404,14 +371,14 @@ func TestCastsTakeMemoryLate(t *testing.T) {
 	b := open(t, Config{Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(`{"type":"object"}`))
 	large := `{"set":{"at":"/large","value":"` + strings.Repeat("x", 100_000) + `"}}`
-	register(t, b, "t.a", SchemaDraft{Schema: json.RawMessage(`{"type":"object","title":"large"}`), Up: json.RawMessage("[" + large + "]")})
-	first := PublishOptions{Headers: map[string]string{headerSchemaVersion: "1"}}
+	register(t, b, "t.a", schemas.Draft{Schema: json.RawMessage(`{"type":"object","title":"large"}`), Up: json.RawMessage("[" + large + "]")})
+	first := PublishOptions{Headers: map[string]string{schemas.VersionHeader: "1"}}
 	for range 100 {
 		if _, err := b.Publish(t.Context(), "t.a", []byte(`{}`), first); err != nil {
 			t.Fatal(err)
 		}
 	}
-	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: SchemaLatest})
+	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: schemas.Latest})
 	for range 100 {
 		h := <-k.ch
 		if len(h.Event.Payload) != 2 {
@@ -433,7 +400,7 @@ func TestEventsOfANewVersion(t *testing.T) {
 	register(t, first, "t.a", draft(`{"type":"object","title":"0"}`))
 	eventually(t, "both hubs have the version", func() bool { return len(versions(t, second, "t.a")) == 1 })
 	attempts := make(chan int, 100)
-	opts := SubscribeOptions{From: FromEarliest, SchemaVersion: SchemaLatest, MaxAttempts: 1}
+	opts := SubscribeOptions{From: FromEarliest, SchemaVersion: schemas.Latest, MaxAttempts: 1}
 	sub, err := second.Consume(t.Context(), "t.a", "g", opts, func(_ context.Context, d *Delivery) error {
 		attempts <- d.Attempt
 		return nil
@@ -478,7 +445,7 @@ func TestDeadLettersAreAsStored(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Publish(t.Context(), "t.a", []byte(`{ "host":"a" }`), PublishOptions{Headers: map[string]string{headerSchemaVersion: "1"}}); err != nil {
+		if _, err := b.Publish(t.Context(), "t.a", []byte(`{ "host":"a" }`), PublishOptions{Headers: map[string]string{schemas.VersionHeader: "1"}}); err != nil {
 			t.Fatal(err)
 		}
 		letters := take(t, b, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
@@ -503,11 +470,11 @@ func TestTwoVersionsInHeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	view, err := SchemasOf(b).View(t.Context(), "t.a", 3)
+	view, err := b.Schemas().View(t.Context(), "t.a", 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, view.Cast(t.Context(), &event.Event{Payload: []byte(`{"host":"a"}`), Headers: both}), CodeSchemaInvalid)
+	wantCode(t, view.Cast(t.Context(), &event.Event{Payload: []byte(`{"host":"a"}`), Headers: both}), schemas.CodeInvalid)
 }
 
 // TestSchemasTakeSoMuchMemory registers schemas that would take more than a client may have.
@@ -517,7 +484,7 @@ func TestSchemasTakeSoMuchMemory(t *testing.T) {
 	b := open(t, Config{Observer: obs})
 	for n := range 100 {
 		text := fmt.Sprintf(`{"title":"%d","pattern":"a{990}b{990}c{990}d{990}"}`, n)
-		_, _, err := SchemasOf(b).Register(t.Context(), fmt.Sprint("t.a", n), SchemaDraft{Schema: json.RawMessage(text), By: "mallory"})
+		_, _, err := b.Schemas().Register(t.Context(), fmt.Sprint("t.a", n), schemas.Draft{Schema: json.RawMessage(text), By: "mallory"})
 		if err == nil {
 			continue
 		}
@@ -538,14 +505,14 @@ func TestAVersionThatAHubCannotRead(t *testing.T) {
 	b := open(t, Config{URL: url, Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(machineV1))
 	entry := []byte(`{"topic":"t.a","version":2,"schema":{"type":"odd"}}`)
-	if _, err := b.conn.JS.Publish(t.Context(), b.schemas.table.bucket().Subject(schemaKey("t.a", 2)), entry); err != nil {
+	if _, err := b.conn.JS.Publish(t.Context(), "$KV."+schemasBucket+"."+native.ObjectName("t.a")+".2", entry); err != nil {
 		t.Fatal(err)
 	}
-	view, err := SchemasOf(b).View(t.Context(), "t.a", 1)
+	view, err := b.Schemas().View(t.Context(), "t.a", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &event.Event{Payload: []byte(`{}`), Headers: map[string]string{headerSchemaVersion: "2"}}
+	e := &event.Event{Payload: []byte(`{}`), Headers: map[string]string{schemas.VersionHeader: "2"}}
 	wantCode(t, view.Cast(t.Context(), e), event.CodeInternal)
 	letters := take(t, b, "dlq.t.a", "letters", SubscribeOptions{From: FromEarliest})
 	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: 1, MaxAttempts: 1})
@@ -566,7 +533,7 @@ func TestAVersionThatAHubCannotReadInDebt(t *testing.T) {
 	b := open(t, Config{URL: url, Computing: ration, Topics: ruled(topics.SchemaRule{Mode: topics.SchemaEnforce})})
 	register(t, b, "t.a", draft(machineV1))
 	entry := []byte(`{"topic":"t.a","version":2,"schema":{"type":"odd"}}`)
-	if _, err := b.conn.JS.Publish(t.Context(), b.schemas.table.bucket().Subject(schemaKey("t.a", 2)), entry); err != nil {
+	if _, err := b.conn.JS.Publish(t.Context(), "$KV."+schemasBucket+"."+native.ObjectName("t.a")+".2", entry); err != nil {
 		t.Fatal(err)
 	}
 	k := take(t, b, "t.a", "g", SubscribeOptions{From: FromEarliest, SchemaVersion: 1, MaxAttempts: 1, CountFor: "eve"})

@@ -21,6 +21,7 @@ import (
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -379,13 +380,13 @@ func (s *storing) events() {
 	_, err := p.Publish(s.t.Context(), "made", []byte("1"), PublishOptions{})
 	s.must(err)
 
-	register(s.t, s.b, "typed", SchemaDraft{Schema: json.RawMessage(hostV1), Description: "a host", By: "Client 1"})
-	register(s.t, s.b, "typed", SchemaDraft{
+	register(s.t, s.b, "typed", schemas.Draft{Schema: json.RawMessage(hostV1), Description: "a host", By: "Client 1"})
+	register(s.t, s.b, "typed", schemas.Draft{
 		Schema: json.RawMessage(`{"type":"object","required":["name"],"properties":{"name":{"type":"string"}},"additionalProperties":false}`),
 		Up:     json.RawMessage(`[{"rename":{"at":"/host","to":"name","required":true}}]`),
 		Down:   json.RawMessage(`[{"rename":{"at":"/name","to":"host","required":true}}]`),
 	})
-	register(s.t, s.b, "typed", SchemaDraft{Schema: json.RawMessage(`{"type":"string"}`), Force: true})
+	register(s.t, s.b, "typed", schemas.Draft{Schema: json.RawMessage(`{"type":"string"}`), Force: true})
 	s.publish("typed", `"a"`, PublishOptions{})
 }
 

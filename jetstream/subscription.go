@@ -12,6 +12,7 @@ import (
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/schemas"
 )
 
 // NeverGiveUp is the MaxAttempts of a subscription that retries for ever and makes no dead letters.
@@ -163,9 +164,9 @@ type Subscription struct {
 	group   string
 	opts    SubscribeOptions
 	handler func(*Held)
-	workers *workers               // of Consume, else nil
-	keeper  *owner                 // of the owner of an ordered group, else nil
-	views   map[string]*SchemaView // by topic; nil: events stay as they are
+	workers *workers                 // of Consume, else nil
+	keeper  *owner                   // of the owner of an ordered group, else nil
+	views   map[string]*schemas.View // by topic; nil: events stay as they are
 
 	deliver sync.Mutex  // held while the handler runs
 	ended   atomic.Bool // no handler begins any more
@@ -264,7 +265,7 @@ func (b *Bus) subscribe(ctx context.Context, topic, group string, opts Subscribe
 		err = b.handles.keys.ensure(ctx)
 	}
 	if err == nil {
-		s.views, err = b.schemas.viewsOf(ctx, names, opts.SchemaVersion, opts.CountFor)
+		s.views, err = viewsOf(ctx, b.schemas, names, opts.SchemaVersion, opts.CountFor)
 	}
 	var starts []startFunc
 	if err == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/schemas"
 )
 
 // publishTraced is PublishAsync for a bus with a Tracer.
@@ -18,7 +19,7 @@ func (p *Publisher) publishTraced(ctx context.Context, topic string, payload []b
 		done(r, err)
 	})
 	switch {
-	case errors.Is(err, ErrLong): // which is no failure: the caller publishes again
+	case errors.Is(err, schemas.ErrLong): // which is no failure: the caller publishes again
 		span.End(event.Receipt{}, nil)
 	case err != nil: // nobody calls done
 		span.End(event.Receipt{}, err)

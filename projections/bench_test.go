@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 )
 
 // BenchmarkKeyed projects stored events of 1,000 keys, with one instance and with two on hubs of
@@ -52,7 +53,7 @@ func BenchmarkDualWrite(b *testing.B) {
 			registerVersions(b, bus)
 			pub := bus.NewPublisher()
 			for i := range b.N {
-				opts := jetstream.PublishOptions{Key: "k" + strconv.Itoa(i%1000), Headers: map[string]string{headerVersion: "1"}}
+				opts := jetstream.PublishOptions{Key: "k" + strconv.Itoa(i%1000), Headers: map[string]string{schemas.VersionHeader: "1"}}
 				if err := pub.PublishAsync(b.Context(), topicSource, []byte(`{"n":1}`), opts, func(_ jetstream.Receipt, err error) {
 					if err != nil {
 						b.Error(err)

@@ -14,12 +14,11 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
 const (
-	// headerVersion is the header of an event that has the version of its schema.
-	headerVersion = "x-schema-version"
 	// windowEvery is how often the duplicate window of a copy's topic is read, and windowAgain how
 	// often while the topic does not exist.
 	windowEvery = time.Minute
@@ -195,8 +194,8 @@ func (c *versionCopy) old(ctx context.Context, e *jetstream.Event) bool {
 func inVersion(headers map[string]string, version int) map[string]string {
 	named := make(map[string]string, len(headers)+1)
 	maps.Copy(named, headers)
-	maps.DeleteFunc(named, func(name, _ string) bool { return strings.EqualFold(name, headerVersion) })
-	named[headerVersion] = strconv.Itoa(version)
+	maps.DeleteFunc(named, func(name, _ string) bool { return strings.EqualFold(name, schemas.VersionHeader) })
+	named[schemas.VersionHeader] = strconv.Itoa(version)
 	return named
 }
 

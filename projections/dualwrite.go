@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -219,7 +220,7 @@ func (w *DualWrite) copy(ctx context.Context, d *jetstream.Delivery) error {
 // hopeless reports whether the copy of an event fails again, however healthy NATS is.
 func hopeless(err error) bool {
 	e, ok := errors.AsType[*jetstream.Error](err)
-	return isRefused(err) || errors.Is(err, jetstream.ErrMaxKeys) || ok && e.Code == jetstream.CodeSchemaInvalid
+	return isRefused(err) || errors.Is(err, jetstream.ErrMaxKeys) || ok && e.Code == schemas.CodeInvalid
 }
 
 // reasonOf returns what clients may read of an error.

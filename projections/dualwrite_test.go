@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"eventhub/jetstream"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
@@ -34,16 +35,16 @@ func sourceRules(more ...topics.Rule) []topics.Rule {
 // document of version 1 without n has no version 2.
 func registerVersion(tb testing.TB, bus *jetstream.Bus, version int) {
 	tb.Helper()
-	draft := jetstream.SchemaDraft{Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)}
+	draft := schemas.Draft{Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)}
 	if version == 2 {
-		draft = jetstream.SchemaDraft{
+		draft = schemas.Draft{
 			Schema: json.RawMessage(`{"type":"object","required":["number"],"properties":{"number":{"type":"integer"}}}`),
 			Up:     json.RawMessage(`[{"rename":{"at":"/n","to":"number","required":true}}]`),
 			Down:   json.RawMessage(`[{"rename":{"at":"/number","to":"n"}}]`),
 			Force:  true,
 		}
 	}
-	if _, _, err := jetstream.SchemasOf(bus).Register(tb.Context(), topicSource, draft); err != nil {
+	if _, _, err := bus.Schemas().Register(tb.Context(), topicSource, draft); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -83,7 +84,7 @@ func publishVersion(tb testing.TB, bus *jetstream.Bus, version int, payload stri
 	if opts.Headers == nil {
 		opts.Headers = map[string]string{}
 	}
-	opts.Headers[headerVersion] = strconv.Itoa(version)
+	opts.Headers[schemas.VersionHeader] = strconv.Itoa(version)
 	if _, err := bus.Publish(tb.Context(), topicSource, []byte(payload), opts); err != nil {
 		tb.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream"
 	"eventhub/jetstream/embedded"
+	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 	"eventhub/projections"
 )
@@ -219,7 +220,7 @@ func ExampleDualWrite() {
 	defer end()
 	ctx := context.Background()
 
-	for _, draft := range []jetstream.SchemaDraft{
+	for _, draft := range []schemas.Draft{
 		{Schema: json.RawMessage(`{"type":"object","properties":{"host":{"type":"string"}}}`)},
 		{
 			Schema: json.RawMessage(`{"type":"object","properties":{"hostname":{"type":"string"}}}`),
@@ -228,7 +229,7 @@ func ExampleDualWrite() {
 			Force:  true, // a document may have both names
 		},
 	} {
-		if _, _, err := jetstream.SchemasOf(bus).Register(ctx, "orders", draft); err != nil {
+		if _, _, err := bus.Schemas().Register(ctx, "orders", draft); err != nil {
 			panic(err)
 		}
 	}

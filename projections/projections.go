@@ -66,7 +66,7 @@ type History interface {
 	DuplicateWindow(ctx context.Context) (time.Duration, error)
 }
 
-// SchemaView shows events in one version of their schema. *jetstream.SchemaView implements it.
+// SchemaView shows events in one version of their schema. *schemas.View implements it.
 type SchemaView interface {
 	Cast(ctx context.Context, e *jetstream.Event) error
 }
@@ -114,7 +114,7 @@ func (b onJetStream) Consume(ctx context.Context, topic, group string, opts jets
 }
 
 func (b onJetStream) SchemaView(ctx context.Context, topic string, version int) (SchemaView, error) {
-	v, err := jetstream.SchemasOf(b.Bus).View(ctx, topic, version)
+	v, err := b.Bus.Schemas().View(ctx, topic, version)
 	if err != nil {
 		return nil, err
 	}

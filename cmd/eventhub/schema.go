@@ -13,9 +13,9 @@ import (
 	"strconv"
 	"time"
 
-	"eventhub/jetstream"
 	"eventhub/jetstream/schema/compat"
 	"eventhub/jetstream/schema/typescript"
+	"eventhub/jetstream/schemas"
 )
 
 // schemaCmd is `eventhub schema`.
@@ -206,7 +206,7 @@ func (f *draftFlags) body(more map[string]any) ([]byte, error) {
 }
 
 // printReport prints what a comparison found.
-func printReport(w io.Writer, r *jetstream.SchemaReport) error {
+func printReport(w io.Writer, r *schemas.Report) error {
 	if len(r.Up) > 0 {
 		if _, err := fmt.Fprintf(w, "cast for defaults: %s\n", r.Up); err != nil {
 			return err
@@ -240,7 +240,7 @@ func (cmd *schemaCheckCmd) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	var report jetstream.SchemaReport
+	var report schemas.Report
 	if err := cmd.call(ctx, http.MethodPost, "/check", body, &report); err != nil {
 		return err
 	}
@@ -269,16 +269,16 @@ func (cmd *schemaPutCmd) Run(ctx context.Context, std streams) error {
 	}
 	var answer struct {
 		Version int
-		*jetstream.SchemaReport
+		*schemas.Report
 	}
 	if err := cmd.call(ctx, http.MethodPost, "", body, &answer); err != nil {
 		return cmd.explain(ctx, std, body, err)
 	}
-	if answer.SchemaReport == nil {
+	if answer.Report == nil {
 		_, err := fmt.Fprintf(std.out, "version %d says the same\n", answer.Version)
 		return err
 	}
-	if err := printReport(std.out, answer.SchemaReport); err != nil {
+	if err := printReport(std.out, answer.Report); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(std.out, "registered version %d\n", answer.Version)
@@ -288,10 +288,10 @@ func (cmd *schemaPutCmd) Run(ctx context.Context, std streams) error {
 // explain prints all that was found about a version that is refused: the error has the first
 // finding only.
 func (cmd *schemaPutCmd) explain(ctx context.Context, std streams, body []byte, refused error) error {
-	if answer, ok := errors.AsType[*httpError](refused); !ok || answer.code != jetstream.CodeSchemaConflict {
+	if answer, ok := errors.AsType[*httpError](refused); !ok || answer.code != schemas.CodeConflict {
 		return refused
 	}
-	var report jetstream.SchemaReport
+	var report schemas.Report
 	if err := cmd.call(ctx, http.MethodPost, "/check", body, &report); err != nil || report.Compatible {
 		return refused // also if another registered a version at the same time
 	}

@@ -15,8 +15,8 @@ import (
 	"strconv"
 	"strings"
 
-	"eventhub/jetstream"
 	"eventhub/jetstream/jsonequal"
+	"eventhub/jetstream/schemas"
 )
 
 // schemaApplyCmd is `eventhub schema apply`.
@@ -152,7 +152,7 @@ func (f *schemaFile) put(ctx context.Context, std streams, draft draftFlags) err
 
 // same wants a registered version to say what its file says: versions never change.
 func (f *schemaFile) same(ctx context.Context, of schemaFlags) error {
-	var v jetstream.SchemaVersion
+	var v schemas.Version
 	if err := of.call(ctx, http.MethodGet, "/"+strconv.Itoa(f.version), nil, &v); err != nil {
 		return err
 	}

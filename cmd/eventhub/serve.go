@@ -339,7 +339,7 @@ func (h *hub) start(ctx context.Context) {
 		})
 		h.run(func() error { return compactor.Run(ctx) })
 	}
-	for _, rule := range jetstream.SchemasOf(h.bus).Mirrors() {
+	for _, rule := range h.bus.Schemas().Mirrors() {
 		copies := projections.NewDualWrite(projections.DualWriteConfig{
 			Bus: projections.JetStream(h.bus), Topic: rule.Pattern, Versions: rule.Schema.Mirrors, Observer: h.metrics, Logger: h.log,
 		})

@@ -1,4 +1,4 @@
-package jetstream
+package schemas
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package jetstream
+package schemas
 
 import (
 	"cmp"
@@ -14,14 +14,14 @@ import (
 	"eventhub/jetstream/topics"
 )
 
-// SchemaReport is what the comparison of a version with earlier ones found.
-type SchemaReport struct {
+// Report is what the comparison of a version with earlier ones found.
+type Report struct {
 	// Compatible says that nothing was found.
 	Compatible bool `json:"compatible"`
 	// Mode is what the version has to be compatible with.
 	Mode compat.Mode `json:"mode"`
 	// Findings are what was found, at most 100.
-	Findings []SchemaFinding `json:"findings,omitempty"`
+	Findings []Finding `json:"findings,omitempty"`
 	// Up is the cast that the registry made, if any, and Down the way back, if the registry found
 	// one. Without Down, events of the version cannot be read in an earlier one.
 	Up   json.RawMessage `json:"up,omitempty"`
@@ -30,8 +30,8 @@ type SchemaReport struct {
 	Documents int `json:"documents"`
 }
 
-// SchemaFinding is why a version is not compatible with an earlier one.
-type SchemaFinding struct {
+// Finding is why a version is not compatible with an earlier one.
+type Finding struct {
 	// Version is the earlier version, and Direction "backward" or "forward".
 	Version   int    `json:"version"`
 	Direction string `json:"direction"`
@@ -47,7 +47,7 @@ type SchemaFinding struct {
 }
 
 // String is the finding in a line.
-func (f SchemaFinding) String() string {
+func (f Finding) String() string {
 	text := fmt.Sprintf("%s of version %d at %q", f.Rule, f.Version, f.At)
 	if f.Detail != "" {
 		text += " (" + f.Detail + ")"
@@ -64,24 +64,24 @@ const (
 	triedDocuments, triedLeast = 1_000, 10
 	// triedTime bounds the time for all of them: schemas may be made to be slow.
 	triedTime = 5 * time.Second
-	// maxSchemaFindings bounds the findings of a report.
-	maxSchemaFindings = 100
+	// maxFindings bounds the findings of a report.
+	maxFindings = 100
 )
 
 // versionCheck compares a new version with earlier ones.
 type versionCheck struct {
-	table  *schemaTable
-	rule   *topics.SchemaRule
-	set    *schemaSet
-	next   *compiledVersion
-	report *SchemaReport
-	until  time.Time // for documents
+	registry *Registry
+	rule     *topics.SchemaRule
+	set      *versionSet
+	next     *compiledVersion
+	report   *Report
+	until    time.Time // for documents
 }
 
 // checkVersion compares a new version with earlier ones, and completes it: without a cast, it gets
 // one that fills in defaults, and one back.
-func checkVersion(ctx context.Context, table *schemaTable, rule *topics.SchemaRule, set *schemaSet, next *compiledVersion) (*compiledVersion, *SchemaReport, error) {
-	c := &versionCheck{table: table, rule: rule, set: set, next: next, report: &SchemaReport{Mode: modeOf(rule)}, until: time.Now().Add(triedTime)}
+func checkVersion(ctx context.Context, registry *Registry, rule *topics.SchemaRule, set *versionSet, next *compiledVersion) (*compiledVersion, *Report, error) {
+	c := &versionCheck{registry: registry, rule: rule, set: set, next: next, report: &Report{Mode: modeOf(rule)}, until: time.Now().Add(triedTime)}
 	if err := c.complete(); err != nil {
 		return nil, nil, err
 	}
@@ -144,7 +144,7 @@ func (c *versionCheck) complete() error {
 // cast gives the new version the casts that the registry has made. A nil down leaves the version
 // with the one that it came with, if any.
 func (c *versionCheck) cast(up, down json.RawMessage) error {
-	v := c.next.SchemaVersion
+	v := c.next.registered
 	v.Up = up
 	switch {
 	case down != nil:
@@ -152,7 +152,7 @@ func (c *versionCheck) cast(up, down json.RawMessage) error {
 	case c.report.Down != nil:
 		v.Down = nil
 	}
-	next, err := c.table.compile(&v)
+	next, err := c.registry.compile(&v)
 	if err != nil {
 		return event.BadOptions("%v", err)
 	}
@@ -181,14 +181,14 @@ func wayBack(next, last *compiledVersion, up *compat.Report, lenient bool) (json
 	return json.RawMessage("[]"), nil
 }
 
-func (c *versionCheck) find(f SchemaFinding) {
-	if len(c.report.Findings) < maxSchemaFindings && !slices.Contains(c.report.Findings, f) {
+func (c *versionCheck) find(f Finding) {
+	if len(c.report.Findings) < maxFindings && !slices.Contains(c.report.Findings, f) {
 		c.report.Findings = append(c.report.Findings, f)
 	}
 }
 
 // try tells whether documents of the writer's version become documents of the reader's.
-func (c *versionCheck) try(ctx context.Context, all *schemaSet, writer, reader *compiledVersion, direction string) error {
+func (c *versionCheck) try(ctx context.Context, all *versionSet, writer, reader *compiledVersion, direction string) error {
 	if ctx.Err() != nil {
 		return tooLong(ctx)
 	}
@@ -199,7 +199,7 @@ func (c *versionCheck) try(ctx context.Context, all *schemaSet, writer, reader *
 			return event.BadOptions("%v", err)
 		}
 		for _, f := range r.Findings {
-			c.find(SchemaFinding{Version: earlier, Direction: direction, Rule: f.Rule, At: f.At, Unknown: f.Unknown})
+			c.find(Finding{Version: earlier, Direction: direction, Rule: f.Rule, At: f.At, Unknown: f.Unknown})
 		}
 	}
 	return c.documents(ctx, all.chain, writer, reader, direction)
@@ -245,7 +245,7 @@ func (c *versionCheck) documents(ctx context.Context, chain *upcast.Chain, write
 			}
 		}
 		c.report.Documents++
-		f := SchemaFinding{Version: min(writer.Version, reader.Version), Direction: direction}
+		f := Finding{Version: min(writer.Version, reader.Version), Direction: direction}
 		cast, failure := chain.Cast(ctx, doc, writer.Version, reader.Version)
 		if failure != nil {
 			f.Rule, f.Detail = "cast", failure.Error()
