@@ -47,8 +47,8 @@ func (r *byteRations) begin() {
 }
 
 // size is about what an event takes in a store.
-func (o *PublishOptions) size(payload []byte) int64 {
-	n := len(payload) + len(o.Key) + len(o.SID) + eventOverhead
+func (o *outgoing) size() int64 {
+	n := len(o.payload) + len(o.Key) + len(o.SID) + eventOverhead
 	for name, value := range o.Headers {
 		n += len(name) + len(value)
 	}
@@ -60,19 +60,19 @@ func (o *PublishOptions) size(payload []byte) int64 {
 	return int64(n)
 }
 
-// admit takes an event of opts.bytes from the rations of its client and from the room for its
+// admit takes an event of o.bytes from the rations of its client and from the room for its
 // stream, or returns the refusal. The hub's own events need neither, unless they can wait
 // (PublishOptions.Yield). Removals of keys make room, and may use half of the reserve.
-func (r *byteRations) admit(p *Publisher, s *streams.Stream, opts *PublishOptions, client string) error {
+func (r *byteRations) admit(p *Publisher, s *streams.Stream, o *outgoing, client string) error {
 	switch {
 	case conn.Rationed(client):
-		if err := r.ration(p, s, opts, client); err != nil {
+		if err := r.ration(p, s, o, client); err != nil {
 			return err
 		}
-	case !opts.Yield:
+	case !o.Yield:
 		return nil
 	}
-	if !r.headrooms.Take(s.Headroom, opts.bytes*s.Copies, opts.Tombstone) {
+	if !r.headrooms.Take(s.Headroom, o.bytes*s.Copies, o.Tombstone) {
 		r.core.obs.LimitReached("storage_reserve")
 		return streams.StorageLow(nil)
 	}
@@ -80,8 +80,8 @@ func (r *byteRations) admit(p *Publisher, s *streams.Stream, opts *PublishOption
 }
 
 // ration takes an event from the rations of its client. What p takes in advance is lost with p.
-func (r *byteRations) ration(p *Publisher, s *streams.Stream, opts *PublishOptions, client string) error {
-	n, own := opts.bytes, client == p.client
+func (r *byteRations) ration(p *Publisher, s *streams.Stream, o *outgoing, client string) error {
+	n, own := o.bytes, client == p.client
 	if own {
 		if p.advance.Add(-n) >= 0 {
 			return nil
@@ -101,7 +101,7 @@ func (r *byteRations) ration(p *Publisher, s *streams.Stream, opts *PublishOptio
 		r.core.obs.LimitReached("publish_rate")
 		return &event.Error{Code: event.CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
 	}
-	if wait := r.stored.TakeN(client, int(taken)); wait > 0 && s.Headroom.Short() && !opts.Tombstone {
+	if wait := r.stored.TakeN(client, int(taken)); wait > 0 && s.Headroom.Short() && !o.Tombstone {
 		r.core.obs.LimitReached("storage_share")
 		r.core.often.Log(r.core.conn.Ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
 		return &event.Error{Code: event.CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}

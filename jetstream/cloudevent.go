@@ -26,7 +26,7 @@ func (p *publishing) cloudSource(topic string, t *streams.Topic) string {
 
 // checkCloudEvent reports an event that exceeds the limits of headers with the attributes that are
 // added to it. Such an event could be stored, but not published again, as a redrive does.
-func (o *PublishOptions) checkCloudEvent(topic, source string) error {
+func (o *outgoing) checkCloudEvent(topic, source string) error {
 	if source == "" || cloudevents.HasAttributes(o.Headers) {
 		return nil
 	}
@@ -34,8 +34,8 @@ func (o *PublishOptions) checkCloudEvent(topic, source string) error {
 	f.Headers = o.cloudHeaders(topic, source, cmp.Or(o.ID, madeID))
 	maps.Copy(f.Headers, o.Headers)
 	among := "the attributes of a CloudEvent"
-	if o.schemaVersion > 0 {
-		f.Headers[schemas.VersionHeader] = strconv.Itoa(o.schemaVersion)
+	if o.version > 0 {
+		f.Headers[schemas.VersionHeader] = strconv.Itoa(o.version)
 		among += " and " + schemas.VersionHeader
 	}
 	if err := f.Check(); err != nil {
@@ -48,7 +48,7 @@ func (o *PublishOptions) checkCloudEvent(topic, source string) error {
 const madeID = "00000000-0000-0000-0000-000000000000"
 
 // cloudHeaders are the headers that are added to an event without attributes of its own.
-func (o *PublishOptions) cloudHeaders(topic, source, id string) map[string]string {
+func (o *outgoing) cloudHeaders(topic, source, id string) map[string]string {
 	kind := "application/json"
 	for name, value := range o.Headers {
 		if strings.EqualFold(name, "content-type") {

@@ -95,7 +95,7 @@ func (q *deadLetters) store(ctx context.Context, l *deadLetter) error {
 			original = e
 		} // else retention has removed it: what is known of it must do
 	}
-	return q.publishing.storeLetter(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.failure.Reason, attempts: l.failure.Attempt, at: time.UnixMilli(l.failure.At), id: d.deadID()})
+	return q.burials.store(ctx, deadEvent{original: original, group: d.m.sub.group, reason: l.failure.Reason, attempts: l.failure.Attempt, at: time.UnixMilli(l.failure.At), id: d.deadID()})
 }
 
 // prolong has the server confirm that it keeps the delivery for us, and reports whether it does. A
@@ -176,42 +176,6 @@ type deadEvent struct {
 	whole    bool   // not without the payload, which is stored nowhere else
 }
 
-// storeLetter stores a dead letter, and returns once it is stored. One that does not fit into a
-// message, or into the messages that its stream takes, is stored without the payload.
-func (p *publishing) storeLetter(ctx context.Context, l deadEvent) error {
-	// not admitted: a letter is larger than what it wraps, and has no key
-	t, err := p.streams.Topic(ctx, native.DeadLetterPrefix+l.original.Topic, "")
-	if err != nil {
-		return err
-	}
-	letter := l.letter().Append(nil)
-	bare := len(letter) > int(p.publisher.link.NC.MaxPayload())-deadMargin
-	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
-	for {
-		if bare && l.whole {
-			return event.ErrTooLarge
-		}
-		if bare {
-			origin.bare = true
-			// Control characters of a native publisher's text grow sixfold as JSON. What does not
-			// fit stays in its stream.
-			letter = l.letter().WithoutPayload().Append(nil)
-		}
-		_, err := p.publishWait(ctx, func(done func(event.Receipt, error)) error {
-			return p.publisher.send(ctx, t, letter, &PublishOptions{ID: l.id, origin: origin}, done)
-		})
-		if err == nil {
-			p.noteLetter(l)
-			return nil
-		}
-		refused, ok := errors.AsType[*conn.APIError](err)
-		if bare || !ok || refused.ErrCode != errCodeTooLarge {
-			return err
-		}
-		bare = true
-	}
-}
-
 // full reports that a stream could not store a letter for want of room, which there may be later.
 func full(err error) bool {
 	refused, ok := errors.AsType[*conn.APIError](err)
@@ -234,7 +198,7 @@ func (g Group) DeadLetter(ctx context.Context, e *event.Event, reason string, at
 		return nil // as for deliveries: dead letters have none of their own
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d group %s", e.Stream, e.Sequence, e.StoredAt, g.name))
-	return g.bus.publishing.storeLetter(ctx, deadEvent{
+	return g.bus.burials.store(ctx, deadEvent{
 		original: e, group: g.name, reason: native.ShortReason(reason), attempts: attempts, at: time.Now(), id: "dlq:" + hex.EncodeToString(sum[:16]),
 	})
 }

@@ -33,18 +33,16 @@ const (
 // their group. Until then it keeps their deliveries, so that nobody is given an event once more
 // after its last attempt.
 type deadLetters struct {
-	core       *core
-	publishing *publishing
-	reads      *reading.Reads
-	records    *records.Records
-	soon       *soon
+	core    *core
+	burials *burials
+	reads   *reading.Reads
+	records *records.Records
+	soon    *soon
 
 	ctx     context.Context
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
 	keeper  sync.WaitGroup
-
-	rations *letterRations // shared with clients that publish dead letters themselves
 
 	mu      sync.Mutex
 	work    sync.Cond
@@ -86,9 +84,9 @@ func (b *backOff) more(most time.Duration) int64 {
 	return int64(*b)
 }
 
-func startDeadLetters(p *publishing, r *records.Records, again *soon) *deadLetters {
+func startDeadLetters(b *burials, reads *reading.Reads, r *records.Records, again *soon) *deadLetters {
 	q := &deadLetters{
-		core: p.core, publishing: p, reads: p.reads, records: r, soon: again, rations: p.letterRations,
+		core: b.core, burials: b, reads: reads, records: r, soon: again,
 		waiting: make(map[*deadLetter]struct{}), topics: make(map[string]*deadTopic), clients: make(map[string]int),
 	}
 	q.work.L = &q.mu
@@ -254,7 +252,7 @@ func (q *deadLetters) putOff(l *deadLetter, began int64) {
 // rationLocked has a letter carried when it is its client's turn.
 func (q *deadLetters) rationLocked(l *deadLetter, client string) {
 	var wait time.Duration
-	for _, r := range q.rations.each() {
+	for _, r := range q.burials.rations.each() {
 		w, back := r.set.Reserve(client, l.d.size+deadOverhead)
 		l.ration = append(l.ration, back)
 		if w > 0 {

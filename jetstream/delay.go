@@ -25,14 +25,14 @@ const (
 )
 
 // noteDelay stores that an event waits. It does not block.
-func (p *publishing) noteDelay(d *Delivery, delay time.Duration) {
-	if p.cfg.Server == nil || delay < minDelay {
+func (c *core) noteDelay(d *Delivery, delay time.Duration) {
+	if c.cfg.Server == nil || delay < minDelay {
 		return
 	}
 	until := time.Now().Add(delay).UnixMilli()
 	msg := &nats.Msg{Subject: "$KV." + delaysBucket + "." + d.eventKey(), Data: strconv.AppendInt(nil, until, 10)}
 	// When it fails, the connection is down, and the refusal is lost as well.
-	_ = d.m.sub.link.Ask(msg, p.clock.Now(), conn.AskerFunc(func(*nats.Msg, error) {}))
+	_ = d.m.sub.link.Ask(msg, c.clock.Now(), conn.AskerFunc(func(*nats.Msg, error) {}))
 }
 
 // readDelays returns the keys of the events that still wait.

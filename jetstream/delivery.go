@@ -368,7 +368,7 @@ func (d *Delivery) sendNak(delay time.Duration) {
 		return
 	}
 	if delay > 0 {
-		d.group.bus.publishing.noteDelay(d, delay)
+		d.group.bus.noteDelay(d, delay)
 	}
 	d.tell(nakAfter(delay))
 }

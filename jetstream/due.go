@@ -20,7 +20,6 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
-	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -159,10 +158,11 @@ func (k *schedules) serve(ctx context.Context, s *streams.Stream) error {
 		return err
 	}
 	r := &dueReader{schedules: k, link: p.conn.Links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.Now() - int64(dueGauge)}
-	if first, err := p.messages.LeaderNext(ctx, delayedStream, 1, time.Time{}, []string{duePrefix + ">"}); err != nil {
-		return err
-	} else if first != nil {
+	switch first, err := p.conn.GetMsg(ctx, delayedStream, map[string]any{"next_by_subj": duePrefix + ">", "seq": 1}); {
+	case err == nil:
 		r.oldest = first.Time
+	case !errors.Is(err, event.ErrNotFound):
+		return err
 	}
 	r.inbox = nats.NewInbox() + "."
 	sub, err := r.link.NC.ChanSubscribe(r.inbox+"*", r.came)
@@ -383,7 +383,7 @@ func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts P
 	}
 	t, err := publishing.streams.Topic(ctx, topic, "")
 	if err == nil {
-		err = r.out.send(ctx, t, e.msg.Data, &opts, done)
+		err = r.out.send(ctx, t, &outgoing{PublishOptions: opts, payload: e.msg.Data}, done)
 	}
 	if err != nil {
 		done(event.Receipt{}, err)
@@ -431,10 +431,7 @@ func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *P
 			original.TS = ts.UnixMilli()
 		}
 		sum := sha256.Sum256([]byte(delayedStream + " " + e.msg.Header.Get(headerScheduleID)))
-		err := p.storeLetter(ctx, deadEvent{
-			original: original, group: DelayedGroup, reason: native.ShortReason(reasonOf(refused)), attempts: e.meta.Delivered, at: time.Now(),
-			id: "dlq:" + hex.EncodeToString(sum[:16]), whole: true,
-		})
+		err := p.hooks.Bury(ctx, original, reasonOf(refused), e.meta.Delivered, "dlq:"+hex.EncodeToString(sum[:16]))
 		if err != nil {
 			p.often.Log(ctx, slog.LevelWarn, "failed to store the dead letter of a delayed event; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
 			r.settle(e.msg.Reply, nakAfter(dueRetryMax))
@@ -501,10 +498,7 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	t, _, err := p.streams.FreshExisting(ctx, topic)
 	if err == nil {
 		since := streams.Farthest(r.oldest.Add(-dueSkew))
-		err = p.reads.Walk(ctx, t, reading.Query{Since: since, Max: dueBefore, HeadersOnly: true}, func(m *conn.StoredMsg) error {
-			ids[storedID(m.Header, t.Stream.Name, m.Seq)] = true
-			return nil
-		})
+		err = p.hooks.EachID(ctx, t, since, dueBefore, func(id string) { ids[id] = true })
 	}
 	if err != nil && !errors.Is(err, event.ErrNotFound) {
 		return nil, err
@@ -520,7 +514,8 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 // looked for that another hub, or this one before a failure, may have had.
 func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool, error) {
 	type search struct {
-		IDSearch
+		since time.Time
+		ids   []string
 		index map[string][]int
 	}
 	var searches map[string]*search
@@ -548,19 +543,19 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 			if searches == nil {
 				searches = make(map[string]*search)
 			}
-			s = &search{IDSearch: IDSearch{Since: since}, index: make(map[string][]int)}
+			s = &search{since: since, index: make(map[string][]int)}
 			searches[topic] = s
 		}
-		if since.Before(s.Since) {
-			s.Since = since
+		if since.Before(s.since) {
+			s.since = since
 		}
 		if s.index[opts.ID] == nil {
-			s.IDs = append(s.IDs, opts.ID)
+			s.ids = append(s.ids, opts.ID)
 		}
 		s.index[opts.ID] = append(s.index[opts.ID], i)
 	}
 	for topic, s := range searches {
-		found, complete, err := History{r.publishing.reads, topic}.FindIDs(ctx, s.IDSearch)
+		found, complete, err := r.publishing.hooks.StoredIDs(ctx, topic, s.ids, s.since)
 		if err != nil {
 			return nil, err
 		}

@@ -1,10 +1,7 @@
 package jetstream
 
 import (
-	"log/slog"
 	"sync"
-
-	"eventhub/jetstream/native"
 )
 
 // maxFirstLetters is the maximum number of groups that are known to have a dead letter. Beyond it,
@@ -31,12 +28,4 @@ func (f *firstLetters) first(topic, group string) bool {
 	}
 	f.known[pair] = struct{}{}
 	return true
-}
-
-// noteLetter logs a dead letter that was stored, if it is the first of its group.
-func (p *publishing) noteLetter(l deadEvent) {
-	if p.firstLetters.first(l.original.Topic, l.group) {
-		p.log.Warn("first dead letter of a group", slog.String("topic", l.original.Topic), slog.String("group", l.group),
-			slog.String("event", l.original.ID), slog.Int("attempts", l.attempts), slog.String("letters", native.DeadLetterPrefix+l.original.Topic))
-	}
 }

@@ -59,6 +59,7 @@ type Bus struct {
 	records    *records.Records
 	schemas    *schemas.Registry
 	publishing *publishing
+	burials    *burials
 	queues     *queues
 	letters    *letters
 	admin      *admin
@@ -107,7 +108,8 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.backups = newBackups(b.core)
 	b.records = records.New(b.recordsConfig(b.streams))
 	b.schemas = schemas.New(b.core.schemasConfig())
-	b.publishing = newPublishing(b.core, b.streams, b.reads, b.schemas)
+	b.publishing = newPublishing(b.core, b.streams, b.schemas)
+	b.burials = newBurials(b.core, b.streams, b.publishing)
 	b.queues = newQueues(b.core, b.streams, b.records)
 	b.letters = newLetters(b.core, b.streams, b.reads, b.records, b.publishing, b.queues, b.backups)
 	b.admin = newAdmin(b.core, b.streams, b.reads, b.records, b.publishing)
@@ -129,6 +131,15 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		Refusal:        b.records.Makers.TopicRefusal,
 		Drifted:        b.reportDrift,
 		FinishDeletion: b.admin.finishDeletion,
+	}
+	b.publishing.hooks = publishHooks{
+		EachKey:      b.eachKey,
+		HasKey:       b.hasKey,
+		EachID:       b.eachID,
+		StoredIDs:    b.storedIDs,
+		AdmitLetter:  b.burials.rations.admit,
+		RefundLetter: b.burials.rations.refund,
+		Bury:         b.burials.buryDelayed,
 	}
 	b.admin.adminHooks = adminHooks{
 		members:     b.groups.countMembers,
@@ -187,7 +198,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 	}
 	b.streams.Headrooms.Begin()
 	b.publishing.begin()
-	b.dead = startDeadLetters(b.publishing, b.records, &b.soon) //nolint:contextcheck // it lives until Close, not until Open returns
+	b.dead = startDeadLetters(b.burials, b.reads, b.records, &b.soon) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.LastTick.Store(b.clock.Now())
 	b.conn.Start(b.watchStalls)
 	b.conn.Start(b.askAgain)

@@ -13,7 +13,6 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
-	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/topics"
 )
@@ -94,15 +93,8 @@ func (k *keySet) read() <-chan struct{} {
 	k.reading, k.readAt = true, p.clock.Now()
 	started := p.conn.Start(func() {
 		defer close(done)
-		prefix := k.topic.Bucket.Prefix
 		found := make(map[uint64]bool)
-		err := p.messages.Through(p.conn.Ctx, k.topic.Bucket.Stream, reading.Query{HeadersOnly: true}, func(m *conn.StoredMsg) error {
-			if strings.HasPrefix(m.Subject, prefix) {
-				op := m.Header.Get(headerOperation)
-				found[maphash.String(keySeed, tokenKey(m.Subject[len(prefix):]))] = op != "" && op != "PUT"
-			}
-			return nil
-		})
+		err := p.hooks.EachKey(p.conn.Ctx, k.topic, func(key string, removed bool) { found[maphash.String(keySeed, key)] = removed })
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.reading = false
@@ -184,8 +176,7 @@ func (k *keySet) made(ctx context.Context, key, client string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, keyLookWait)
 	defer cancel()
-	_, err := k.publishing.reads.Latest(ctx, k.topic, key)
-	return err == nil
+	return k.publishing.hooks.HasKey(ctx, k.topic, key)
 }
 
 // add adds a key unless a limit forbids it, which add then names.

@@ -66,13 +66,6 @@ type PublishOptions struct {
 	// Yield is for publishes of the program itself that lose nothing by waiting. They are refused
 	// with storage_low like those of clients (Limits.StorageReserve).
 	Yield bool
-
-	bytes  int64     // in the store
-	origin originRef // of a dead letter: where its event was stored
-	// schemaVersion is the version that the hub stamps the event with; 0: none
-	schemaVersion int
-	// schemaBroken says that the event breaks the schema of a topic that this hub meets with it
-	schemaBroken bool
 	// KeyExists tells that the caller has read a value of Key, so that Key counts as no new key of
 	// a compacted topic, also if this hub has not heard of it.
 	KeyExists bool
@@ -146,9 +139,23 @@ func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []by
 	return p.publish(ctx, topic, payload, &opts, done)
 }
 
+// outgoing is an event that is being published, and what its topic adds to what the caller gave.
+type outgoing struct {
+	PublishOptions
+
+	payload []byte
+	bytes   int64 // in the store, once it was admitted
+	version int   // of the schema, which the hub stamps the event with; 0: none
+	// broken says that the event breaks the schema of a topic that this hub meets with it.
+	broken bool
+	// original is the header of a dead letter that says where its event was stored; "": none.
+	original string
+}
+
 // publish is PublishAsync without a span.
 func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
-	t, err := p.publishing.admit(ctx, topic, payload, opts, p.client)
+	o := outgoing{PublishOptions: *opts, payload: payload}
+	t, err := p.publishing.admit(ctx, topic, &o, p.client)
 	if err != nil {
 		return err
 	}
@@ -158,7 +165,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	if err := opts.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
+	if err := o.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
 		return err
 	}
 	var at time.Time
@@ -171,12 +178,12 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 		if t, err = p.publishing.streams.Topic(ctx, topic, client); err != nil {
 			return err
 		}
-		if opts.schemaBroken {
+		if o.broken {
 			t.Obs.SchemaBroken(false)
 		}
 	}
-	opts.bytes = opts.size(payload)
-	if err := p.publishing.byteRations.admit(p, t.Stream, opts, client); err != nil {
+	o.bytes = o.size()
+	if err := p.publishing.byteRations.admit(p, t.Stream, &o, client); err != nil {
 		return err
 	}
 	gates := gatesOf(t)
@@ -194,39 +201,34 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 			return err
 		}
 	}
-	send := p.send
+	// A client has a ration of dead letters, from which is taken before, so that the client has no
+	// more under way than that. What is not stored is given back.
+	letter := t.Dead && conn.Rationed(client)
+	if letter {
+		if err := p.publishing.hooks.AdmitLetter(client, len(payload)); err != nil {
+			return err
+		}
+		done = p.refunding(client, len(payload), done)
+	}
 	if later {
-		send = func(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
-			return p.schedule(ctx, t, payload, opts, at, done)
-		}
+		err = p.schedule(ctx, t, &o, at, done)
+	} else {
+		err = p.send(ctx, t, &o, done)
 	}
-	if t.Dead && conn.Rationed(client) {
-		return p.sendLetter(ctx, t, payload, opts, client, done, send)
-	}
-	return send(ctx, t, payload, opts, done)
-}
-
-// sender sends an event to a topic that takes the event.
-type sender func(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error
-
-// sendLetter sends an event to a topic of dead letters, for a client that has a ration of them. It
-// takes from the ration before, so that the client has no more under way than that, and gives back
-// what is not stored.
-func (p *Publisher) sendLetter(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, client string, done func(event.Receipt, error), send sender) error {
-	size, rations := len(payload), p.publishing.letterRations
-	if err := rations.admit(client, size); err != nil {
-		return err
-	}
-	err := send(ctx, t, payload, opts, func(r event.Receipt, err error) {
-		if err != nil || r.Duplicate {
-			rations.refund(client, size)
-		}
-		done(r, err)
-	})
-	if err != nil {
-		rations.refund(client, size)
+	if err != nil && letter {
+		p.publishing.hooks.RefundLetter(client, len(payload))
 	}
 	return err
+}
+
+// refunding returns a done that gives back what AdmitLetter took for a letter that was not stored.
+func (p *Publisher) refunding(client string, size int, done func(event.Receipt, error)) func(event.Receipt, error) {
+	return func(r event.Receipt, err error) {
+		if err != nil || r.Duplicate {
+			p.publishing.hooks.RefundLetter(client, size)
+		}
+		done(r, err)
+	}
 }
 
 // Admit checks an event that is to be published later, as PublishAsync would, as far as possible
@@ -238,23 +240,25 @@ func (p *Publisher) Admit(ctx context.Context, topic string, payload []byte, opt
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	t, err := p.publishing.admit(ctx, topic, payload, opts, cmp.Or(opts.CountFor, p.client))
+	o := outgoing{PublishOptions: *opts, payload: payload}
+	t, err := p.publishing.admit(ctx, topic, &o, cmp.Or(opts.CountFor, p.client))
 	if err != nil {
 		return err
 	}
-	if err := opts.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
+	if err := o.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
 		return err
 	}
 	if p.publishing.cfg.Server != nil && p.publishing.streams.Headrooms.File.Low.Load() {
 		return streams.StorageLow(nil) // what is published later waits on the same disk
 	}
-	opts.stamp()
+	o.stamp()
+	opts.Headers = o.Headers
 	return nil
 }
 
 // checkAdded reports an event that exceeds the limits of headers with those that the topic adds to
 // it. Such an event could be stored, but not published again.
-func (o *PublishOptions) checkAdded(topic, source string) error {
+func (o *outgoing) checkAdded(topic, source string) error {
 	if err := o.checkStamp(topic); err != nil {
 		return err
 	}
@@ -263,7 +267,7 @@ func (o *PublishOptions) checkAdded(topic, source string) error {
 
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns
 // the topic if this hub has met it, else nil. A comparison with a schema counts for the client.
-func (p *publishing) admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions, client string) (t *streams.Topic, err error) {
+func (p *publishing) admit(ctx context.Context, topic string, o *outgoing, client string) (t *streams.Topic, err error) {
 	limit := p.conn.MaxPayload
 	var compacted bool
 	if t = p.streams.Known(topic); t != nil {
@@ -278,48 +282,48 @@ func (p *publishing) admit(ctx context.Context, topic string, payload []byte, op
 			limit = min(limit, rule.MaxPayload)
 		}
 	}
-	if opts.Wrapper {
+	if o.Wrapper {
 		limit += wrapperMargin
 	}
-	if len(payload) > limit {
-		return nil, &event.Error{Code: event.CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(payload), limit), Err: event.ErrTooLarge}
+	if len(o.payload) > limit {
+		return nil, &event.Error{Code: event.CodePublishFailed, Msg: fmt.Sprintf("the payload has %d bytes, at most %d are allowed", len(o.payload), limit), Err: event.ErrTooLarge}
 	}
-	if compacted && opts.Key == "" {
+	if compacted && o.Key == "" {
 		return nil, event.BadOptions("topic %s keeps the newest event of each key: give opts.key", topic)
 	}
-	if opts.Delayed() {
-		if err := opts.validateDelay(time.Now(), p.limits.MaxDelay); err != nil {
+	if o.Delayed() {
+		if err := o.validateDelay(time.Now(), p.limits.MaxDelay); err != nil {
 			return nil, err
 		}
 	}
-	if opts.Tombstone && len(payload) > 0 && string(payload) != "null" {
+	if o.Tombstone && len(o.payload) > 0 && string(o.payload) != "null" {
 		return nil, event.BadOptions("opts.tombstone removes a key: the payload must be null, or left out")
 	}
 	if t == nil {
-		return nil, opts.compare(ctx, p.schemas.Gate(topic, p.rules.Of(topic)), payload, client, nil)
+		return nil, o.compare(ctx, p.schemas.Gate(topic, p.rules.Of(topic)), client, nil)
 	}
-	return t, opts.compare(ctx, gatesOf(t).schema, payload, client, t.Obs)
+	return t, o.compare(ctx, gatesOf(t).schema, client, t.Obs)
 }
 
 // compare compares an event with the schema of its topic, which gate has; nil: none.
-func (o *PublishOptions) compare(ctx context.Context, gate *schemas.Gate, payload []byte, client string, obs event.TopicObserver) error {
+func (o *outgoing) compare(ctx context.Context, gate *schemas.Gate, client string, obs event.TopicObserver) error {
 	if gate == nil || o.Wrapper { // a dead letter has the payload of another topic
 		return nil
 	}
-	e := event.Event{Headers: o.Headers, Tombstone: o.Tombstone, Payload: payload}
+	e := event.Event{Headers: o.Headers, Tombstone: o.Tombstone, Payload: o.payload}
 	stamp, broken, err := gate.Admit(ctx, &e, o.Brief, client, obs)
-	o.schemaVersion, o.schemaBroken = stamp, broken && obs == nil
+	o.version, o.broken = stamp, broken && obs == nil
 	return err
 }
 
 // send is PublishAsync to a topic that takes the event.
-func (p *Publisher) send(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
+func (p *Publisher) send(ctx context.Context, t *streams.Topic, o *outgoing, done func(event.Receipt, error)) error {
 	if err := p.acquire(ctx, t.Stream); err != nil {
 		return err
 	}
-	w, _ := outgoing.Get().(*outgoingEvent)
+	w, _ := inFlight.Get().(*flight)
 	w.p, w.topic, w.done = p, t, done
-	if err := w.fill(payload, opts); err != nil {
+	if err := w.fill(o); err != nil {
 		p.release(t.Stream)
 		w.free()
 		return err
@@ -328,7 +332,7 @@ func (p *Publisher) send(ctx context.Context, t *streams.Topic, payload []byte, 
 }
 
 // transmit sends an event that has its place among the unconfirmed ones.
-func (p *Publisher) transmit(ctx context.Context, w *outgoingEvent) error {
+func (p *Publisher) transmit(ctx context.Context, w *flight) error {
 	t := w.topic
 	if !t.Stream.Ready[p.link.Index].Load() {
 		return p.first(ctx, w)
@@ -356,9 +360,9 @@ func (p *publishing) shortfall(ctx context.Context, now int64) int64 {
 	return max(0, now+int64(conn.PublishWait)-int64(end.Sub(p.clock.Base)))
 }
 
-// outgoingEvent is an event on its way to the stream. They are pooled, with the message and its
+// flight is an event on its way to the stream. They are pooled, with the message and its
 // header.
-type outgoingEvent struct {
+type flight struct {
 	p     *Publisher
 	topic *streams.Topic
 	done  func(event.Receipt, error)
@@ -374,41 +378,41 @@ type outgoingEvent struct {
 	byOwner nats.Header
 }
 
-var outgoing = sync.Pool{New: func() any {
-	w := new(outgoingEvent)
+var inFlight = sync.Pool{New: func() any {
+	w := new(flight)
 	w.byHub = nats.Header{headerID: w.idValue[:]}
 	w.byOwner = nats.Header{headerMsgID: w.idValue[:]}
 	return w
 }}
 
-func (w *outgoingEvent) fill(payload []byte, opts *PublishOptions) error {
-	w.msg.Subject, w.msg.Data = w.topic.SubjectFor(opts.Key), payload
-	given := opts.ID != ""
-	if w.id = opts.ID; !given {
+func (w *flight) fill(o *outgoing) error {
+	w.msg.Subject, w.msg.Data = w.topic.SubjectFor(o.Key), o.payload
+	given := o.ID != ""
+	if w.id = o.ID; !given {
 		var err error
 		if w.id, err = w.p.link.NewID(); err != nil {
 			return &event.Error{Code: event.CodeInternal, Msg: "no id could be made", Err: err}
 		}
 	}
 	w.idValue[0] = w.id
-	switch plain := opts.onlyID() && w.topic.Source == ""; {
+	switch plain := o.onlyID() && w.topic.Source == ""; {
 	case plain && !given:
 		w.msg.Header = w.byHub
 	case plain && !w.topic.Stream.Family:
 		w.msg.Header = w.byOwner
 	default:
-		w.msg.Header = opts.header(w.topic, w.id, given)
+		w.msg.Header = o.header(w.topic, w.id, given)
 	}
-	if opts.bytes == 0 { // an event of the hub's own, which was not admitted
-		opts.bytes = opts.size(payload)
+	if o.bytes == 0 { // an event of the hub's own, which was not admitted
+		o.bytes = o.size()
 	}
-	w.size = opts.bytes * w.topic.Stream.Copies
+	w.size = o.bytes * w.topic.Stream.Copies
 	w.topic.Stream.Headroom.Sent.Add(w.size)
 	return nil
 }
 
 // Answer is called by the link with the stream's ack.
-func (w *outgoingEvent) Answer(reply *nats.Msg, err error) {
+func (w *flight) Answer(reply *nats.Msg, err error) {
 	p, s := w.p, w.topic.Stream
 	w.done(p.publishing.confirmed(w.topic, w.id, reply, err, w.sent))
 	w.release()
@@ -416,23 +420,23 @@ func (w *outgoingEvent) Answer(reply *nats.Msg, err error) {
 }
 
 // release frees the event when its other user has released it too.
-func (w *outgoingEvent) release() {
+func (w *flight) release() {
 	if w.users.Add(-1) == 0 {
 		w.free()
 	}
 }
 
-func (w *outgoingEvent) free() {
+func (w *flight) free() {
 	w.topic.Stream.Headroom.Answered.Add(w.size)
 	w.msg.Subject, w.msg.Reply, w.msg.Header, w.msg.Data = "", "", nil, nil
 	w.p, w.topic, w.done, w.id, w.idValue[0], w.size = nil, nil, nil, "", "", 0
-	outgoing.Put(w)
+	inFlight.Put(w)
 }
 
 // first sends the first publish to a stream over this connection, and waits for its answer: a
 // stream that was just made may not be known everywhere yet, and sending again what was refused
 // must not let a later publish overtake it.
-func (p *Publisher) first(ctx context.Context, w *outgoingEvent) error {
+func (p *Publisher) first(ctx context.Context, w *flight) error {
 	t := w.topic
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
@@ -565,6 +569,15 @@ func (p *publishing) publish(ctx context.Context, topic string, payload []byte, 
 	return p.publishWait(ctx, func(done func(event.Receipt, error)) error {
 		return p.publisher.PublishAsync(ctx, topic, payload, opts, done)
 	})
+}
+
+// store stores an event of the hub's own with an id, which is not admitted, and waits until it is
+// stored. original is the header of a dead letter that says where its event was stored, or "".
+func (p *publishing) store(ctx context.Context, t *streams.Topic, payload []byte, id, original string) error {
+	_, err := p.publishWait(ctx, func(done func(event.Receipt, error)) error {
+		return p.publisher.send(ctx, t, &outgoing{PublishOptions: PublishOptions{ID: id}, payload: payload, original: original}, done)
+	})
+	return err
 }
 
 func (p *publishing) publishWait(ctx context.Context, send func(func(event.Receipt, error)) error) (event.Receipt, error) {

@@ -4,9 +4,10 @@ import (
 	"context"
 	"strconv"
 	"sync/atomic"
+	"time"
 
+	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
-	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/schemas"
@@ -18,8 +19,8 @@ import (
 type publishing struct {
 	*core
 	streams *streams.Streams
-	reads   *reading.Reads
 	schemas *schemas.Registry
+	hooks   publishHooks
 
 	publisher *Publisher    // of the bus itself; nil until begin
 	clients   atomic.Uint64 // numbers the clients without a name
@@ -31,21 +32,40 @@ type publishing struct {
 	newDerived *quota.Set
 	keyLooks   *quota.Set // look-ups of keys that would be refused, by client
 
-	byteRations   *byteRations
-	letterRations *letterRations
-	firstLetters  firstLetters
+	byteRations *byteRations
 }
 
-func newPublishing(c *core, s *streams.Streams, r *reading.Reads, m *schemas.Registry) *publishing {
+// publishHooks are called by publishing, for what it does not do itself. They are set before the
+// bus connects.
+type publishHooks struct {
+	// EachKey calls f for the keys in the bucket of a topic, and says of each whether it is
+	// removed.
+	EachKey func(ctx context.Context, t *streams.Topic, f func(key string, removed bool)) error
+	// HasKey reports whether a topic has a value of a key, asked at the leader.
+	HasKey func(ctx context.Context, t *streams.Topic, key string) bool
+	// EachID calls f for the ids of the events of a topic since a time, for at most most of them.
+	EachID func(ctx context.Context, t *streams.Topic, since time.Time, most int, f func(id string)) error
+	// StoredIDs reports which of some ids a topic has since a time. It is not complete where the
+	// topic has dropped events, or has too many.
+	StoredIDs func(ctx context.Context, topic string, ids []string, since time.Time) (found map[string]bool, complete bool, err error)
+
+	// AdmitLetter takes a dead letter that a client publishes itself from the rations of the
+	// client, or returns the refusal. RefundLetter gives that back.
+	AdmitLetter  func(client string, size int) error
+	RefundLetter func(client string, size int)
+	// Bury stores the dead letter of a delayed event that its topic refuses.
+	Bury func(ctx context.Context, original *event.Event, reason string, attempts int, id string) error
+}
+
+func newPublishing(c *core, s *streams.Streams, m *schemas.Registry) *publishing {
 	l := c.limits
 	p := &publishing{
-		core: c, streams: s, reads: r, schemas: m,
-		newKeys:       quota.New(float64(l.KeyRate), l.KeysPerClient, l.Topics, nil),
-		keyShares:     quota.New(float64(l.KeyShare)/shareTime.Seconds(), l.KeyShare, l.Topics, nil),
-		newDerived:    quota.New(float64(l.DerivedKeyRate), l.DerivedKeysPerClient, l.Topics, nil),
-		keyLooks:      quota.New(keyLooks, keyLooks, l.Topics, nil),
-		byteRations:   newByteRations(c, s.Headrooms),
-		letterRations: newLetterRations(c),
+		core: c, streams: s, schemas: m,
+		newKeys:     quota.New(float64(l.KeyRate), l.KeysPerClient, l.Topics, nil),
+		keyShares:   quota.New(float64(l.KeyShare)/shareTime.Seconds(), l.KeyShare, l.Topics, nil),
+		newDerived:  quota.New(float64(l.DerivedKeyRate), l.DerivedKeysPerClient, l.Topics, nil),
+		keyLooks:    quota.New(keyLooks, keyLooks, l.Topics, nil),
+		byteRations: newByteRations(c, s.Headrooms),
 	}
 	p.schedules = newSchedules(p)
 	return p

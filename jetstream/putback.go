@@ -130,8 +130,9 @@ func queueSubject(queue string) string { return putBackSubject + queue + "." }
 
 // copyHeader is the message header of a copy of the letter's event.
 func (l *letter) copyHeader() nats.Header {
-	o := PublishOptions{ID: l.event.ID, TS: l.event.TS, HasTS: true, SID: l.event.SID, Headers: l.event.Headers, Tags: l.event.Tags, CausedBy: l.event.CausedBy, Tombstone: l.origin.tombstone}
-	h := o.header(nil, l.event.ID, false)
+	f := native.Fields{TS: l.event.TS, HasTS: true, SID: l.event.SID, Headers: l.event.Headers, Tags: l.event.Tags, CausedBy: l.event.CausedBy, Tombstone: l.origin.tombstone}
+	h := f.Header("", false)
+	h[headerID] = []string{l.event.ID}
 	h[headerLetter] = []string{l.ref.String()}
 	h[headerGroup] = []string{jsonList([]string{l.topic, l.group})}
 	if l.event.Key != "" {

@@ -232,9 +232,8 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	// a hub that was late
-	if _, err := b.publishing.publishWait(t.Context(), func(done func(event.Receipt, error)) error {
-		return b.publishing.publisher.send(t.Context(), &streams.Topic{Name: "x", Stream: &streams.Stream{Name: putBackStream, Family: true, Slots: make(chan struct{}, 1), Ready: b.streams.Known("gone").Stream.Ready, Headroom: &b.streams.Headrooms.File}, Subject: queueSubject(old) + "x", Obs: event.NopObserver{}}, []byte("1"), &PublishOptions{}, done)
-	}); err != nil {
+	lost := &streams.Topic{Name: "x", Stream: &streams.Stream{Name: putBackStream, Family: true, Slots: make(chan struct{}, 1), Ready: b.streams.Known("gone").Stream.Ready, Headroom: &b.streams.Headrooms.File}, Subject: queueSubject(old) + "x", Obs: event.NopObserver{}}
+	if err := b.publishing.store(t.Context(), lost, []byte("1"), "", ""); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.queues.sweepPutBack(t.Context(), 0); err != nil {

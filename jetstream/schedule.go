@@ -313,18 +313,18 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 func delayedName(topic, id string) string { return objectName(topic) + "." + keyToken(id) }
 
 // schedule is PublishAsync for an event that is due later.
-func (p *Publisher) schedule(ctx context.Context, t *streams.Topic, payload []byte, opts *PublishOptions, at time.Time, done func(event.Receipt, error)) error {
+func (p *Publisher) schedule(ctx context.Context, t *streams.Topic, o *outgoing, at time.Time, done func(event.Receipt, error)) error {
 	k := p.publishing.schedules
 	s, err := k.open(ctx, true)
 	if err != nil {
 		return err
 	}
-	client := cmp.Or(opts.CountFor, p.client)
+	client := cmp.Or(o.CountFor, p.client)
 	release, err := k.reserve(ctx, client)
 	if err != nil {
 		return err
 	}
-	id := opts.ID
+	id := o.ID
 	if id == "" {
 		if id, err = p.link.NewIDAt(at); err != nil {
 			release()
@@ -336,15 +336,15 @@ func (p *Publisher) schedule(ctx context.Context, t *streams.Topic, payload []by
 		return err
 	}
 	name := delayedName(t.Name, id)
-	h := opts.header(t, id, false)
-	h[headerTarget] = []string{t.SubjectFor(opts.Key)}
+	h := o.header(t, id, false)
+	h[headerTarget] = []string{t.SubjectFor(o.Key)}
 	h[headerScheduleID] = []string{rand.Text()}
 	h[headerSchedule] = []string{"@at " + at.UTC().Format("2006-01-02T15:04:05.000Z")}
 	h[headerScheduleTarget] = []string{duePrefix + clientToken(client) + "." + name}
 	h[headerExpectSubSeq] = []string{"0"}
 	h[headerExpectSubject] = []string{waitPrefix + "*." + name}
 
-	w, _ := outgoing.Get().(*outgoingEvent)
+	w, _ := inFlight.Get().(*flight)
 	w.p, w.id = p, id
 	w.topic = &streams.Topic{Name: t.Name, Stream: s, Obs: scheduleObserver{t.Obs}}
 	w.done = func(r event.Receipt, err error) {
@@ -358,7 +358,7 @@ func (p *Publisher) schedule(ctx context.Context, t *streams.Topic, payload []by
 		r.ID, r.Stream, r.Sequence = id, "", 0
 		done(r, err)
 	}
-	w.msg.Subject, w.msg.Header, w.msg.Data = waitPrefix+clientToken(client)+"."+name, h, payload
+	w.msg.Subject, w.msg.Header, w.msg.Data = waitPrefix+clientToken(client)+"."+name, h, o.payload
 	return p.transmit(ctx, w)
 }
 
