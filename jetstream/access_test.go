@@ -47,7 +47,7 @@ func file(t *testing.T, name string, content []byte) string {
 func works(t *testing.T, cfg Config) {
 	t.Helper()
 	b := open(t, cfg)
-	publish(t, b, "guarded", "1")
+	publishAll(t, b, "guarded", "1")
 	if err := b.Group("guarded", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}

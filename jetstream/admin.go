@@ -6,6 +6,7 @@ import (
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
@@ -33,7 +34,7 @@ type admin struct {
 	streams    *streams.Streams
 	reads      *reading.Reads
 	records    *records.Records
-	publishing *publishing
+	publishers *publish.Publishers
 	adminHooks adminHooks
 
 	lagEvents lagEvents
@@ -52,6 +53,6 @@ type adminHooks struct {
 	deleteGroup func(ctx context.Context, topic, group string) error
 }
 
-func newAdmin(c *core, s *streams.Streams, r *reading.Reads, records *records.Records, p *publishing) *admin {
-	return &admin{core: c, streams: s, reads: r, records: records, publishing: p}
+func newAdmin(c *core, s *streams.Streams, r *reading.Reads, records *records.Records, p *publish.Publishers) *admin {
+	return &admin{core: c, streams: s, reads: r, records: records, publishers: p}
 }

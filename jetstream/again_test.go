@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
@@ -30,7 +31,7 @@ func TestAQuestionToAStreamWithoutLeader(t *testing.T) {
 	view := natstest.Look(t, urls...)
 	view.Replicating(3)
 	b := open(t, Config{URL: strings.Join(urls, ","), Replicas: 3, Connections: 1})
-	publish(t, b, "t", "x")
+	publishAll(t, b, "t", "x")
 	s, err := view.JS.Stream(t.Context(), "t")
 	if err != nil {
 		t.Fatal(err)
@@ -240,7 +241,7 @@ func TestTheFirstDelayedEventWaitsForItsStream(t *testing.T) {
 	url := natsServer(t)
 	proxy := startAPIProxy(t, url)
 	var asked atomic.Int64
-	proxy.leaveUnanswered(func(request string) bool { return request == "DIRECT.GET."+delayedStream && asked.Add(1) <= 3 })
+	proxy.leaveUnanswered(func(request string) bool { return request == "DIRECT.GET."+publish.DelayedStream && asked.Add(1) <= 3 })
 	b := open(t, Config{URL: url, Domain: proxyDomain})
 	if _, err := b.Publish(t.Context(), "later", []byte("1"), PublishOptions{Delay: time.Hour}); err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ func TestJetStreamErrorsAreCounted(t *testing.T) {
 		t.Errorf("%d streams that do not exist were counted, want 2", n)
 	}
 	take(t, b, "small", "g", SubscribeOptions{})
-	publish(t, b, "small", "1")
+	publishAll(t, b, "small", "1")
 	eventually(t, "the topic is full", func() bool {
 		_, err := b.Publish(t.Context(), "small", []byte("2"), PublishOptions{})
 		return isTopicFull(err)
@@ -86,7 +86,7 @@ func TestStorageIsListed(t *testing.T) {
 		{Pattern: "dropped", MaxBytes: 1 << 20}, {Pattern: "rejected", MaxBytes: 2 << 20, OnFull: topics.OnFullReject}, {Pattern: "f.**", Family: "family"},
 	}})
 	for _, topic := range []string{"dropped", "rejected", "f.a", "unbounded"} {
-		publish(t, b, topic, "1")
+		publishAll(t, b, topic, "1")
 	}
 	all, err := b.Admin().NATS().Streams(t.Context())
 	if err != nil {

@@ -402,7 +402,7 @@ func (d *Delivery) giveBack(began int64, note records.SpareNote, nak bool) {
 			if d.bounced {
 				wait = b.lingering.bounceDelay(d.group, note.Spared-1)
 			}
-			d.sendInTime(nakAfter(wait))
+			d.sendInTime(conn.NakAfter(wait))
 		}
 		s.returning.Release()
 	})

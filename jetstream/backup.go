@@ -19,6 +19,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 )
@@ -173,7 +174,7 @@ func (m *backupMaker) run(ctx context.Context) error {
 		switch {
 		case slices.Contains(bookkeeping, s.name):
 			return 0
-		case s.name == delayedStream, s.name == putBackStream:
+		case s.name == publish.DelayedStream, s.name == putBackStream:
 			return 1
 		case strings.HasPrefix(s.name, "KV_"):
 			return 2

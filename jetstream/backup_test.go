@@ -37,7 +37,7 @@ func fillHub(t *testing.T, b *Bus) {
 			t.Fatal(err)
 		}
 	}
-	publish(t, b, "orders", numbers(20)...)
+	publishAll(t, b, "orders", numbers(20)...)
 
 	// a group with events in every state: 0 to 9 settled, 12 settled out of order, 10 refused twice
 	k := take(t, b, "orders", "plain", SubscribeOptions{From: FromEarliest})
@@ -182,7 +182,7 @@ func openStore(t *testing.T, cfg Config) *Store {
 func restorable(t *testing.T) (made *Backup, orders string, at *natsserver.Server, proxy *apiProxy) {
 	t.Helper()
 	from := open(t, Config{Topics: stateful})
-	publish(t, from, "orders", numbers(20)...)
+	publishAll(t, from, "orders", numbers(20)...)
 	made = backup(t, from)
 	orders = made.Streams[slices.IndexFunc(made.Streams, func(s backedUp) bool { return s.Messages == 20 })].Name
 	at = natstest.Run(t)
@@ -372,7 +372,7 @@ func TestPlacesAfterAnElection(t *testing.T) {
 		}
 		return []byte(`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`)
 	})
-	publish(t, b, "orders", "0")
+	publishAll(t, b, "orders", "0")
 	if made.Load() < 2 {
 		t.Errorf("the stream was made after %d answers", made.Load())
 	}
@@ -407,7 +407,7 @@ func TestReplicasChangeLive(t *testing.T) {
 	url := threeServers(t)
 	// What a change of leader loses may come again after twice AckWait only.
 	b := open(t, Config{URL: url, Topics: stateful, AckWait: 5 * time.Second})
-	publish(t, b, "orders", "0")
+	publishAll(t, b, "orders", "0")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var working sync.WaitGroup

@@ -15,7 +15,7 @@ func TestStopEndsWaitingHandler(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "work", "1", "2", "3", "4", "5", "6")
+	publishAll(t, b, "work", "1", "2", "3", "4", "5", "6")
 	const most = 2
 	for _, end := range []func(*Subscription) error{
 		func(s *Subscription) error { return s.Stop(t.Context()) },

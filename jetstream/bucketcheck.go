@@ -196,9 +196,7 @@ func (a *admin) reportBuckets(ctx context.Context, known map[string]string) erro
 	for _, r := range reports {
 		met[r.Topic] = true
 		if t := a.streams.Known(r.Topic); t != nil {
-			if keys := gatesOf(t).keys; keys != nil {
-				removed += keys.looked(r.Entries)
-			}
+			removed += a.publishers.KeysLooked(t, r.Entries)
 		}
 		faults := strings.Join(r.Faults, "; ")
 		switch before := known[r.Topic]; {

@@ -8,6 +8,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 )
@@ -16,14 +17,14 @@ import (
 type burials struct {
 	*core
 	streams    *streams.Streams
-	publishing *publishing
+	publishers *publish.Publishers
 
 	rations *letterRations // shared with clients that publish dead letters themselves
 	first   firstLetters
 }
 
-func newBurials(c *core, s *streams.Streams, p *publishing) *burials {
-	return &burials{core: c, streams: s, publishing: p, rations: newLetterRations(c)}
+func newBurials(c *core, s *streams.Streams, p *publish.Publishers) *burials {
+	return &burials{core: c, streams: s, publishers: p, rations: newLetterRations(c)}
 }
 
 // store stores a dead letter, and returns once it is stored. One that does not fit into a message,
@@ -47,13 +48,13 @@ func (b *burials) store(ctx context.Context, l deadEvent) error {
 			// fit stays in its stream.
 			letter = l.letter().WithoutPayload().Append(nil)
 		}
-		err := b.publishing.store(ctx, t, letter, l.id, origin.String())
+		err := b.publishers.Store(ctx, t, letter, l.id, origin.String())
 		if err == nil {
 			b.note(l)
 			return nil
 		}
 		refused, ok := errors.AsType[*conn.APIError](err)
-		if bare || !ok || refused.ErrCode != errCodeTooLarge {
+		if bare || !ok || refused.ErrCode != conn.ErrCodeTooLarge {
 			return err
 		}
 		bare = true

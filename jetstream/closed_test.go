@@ -18,7 +18,7 @@ func TestHandlesOfClosedBus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "known", "1")
+	publishAll(t, b, "known", "1")
 	_ = b.Close()
 	calls := map[string]func(ctx context.Context, topic string) error{
 		"Backlog": func(ctx context.Context, topic string) error { _, err := b.Group(topic, "g").Backlog(ctx); return err },

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/natstest"
 )
 
@@ -39,7 +40,7 @@ func TestAMoveWhileTheLeaderIsKilled(t *testing.T) {
 	cfg := Config{URL: c.urls(), Replicas: 3}
 	one, two := open(t, cfg), open(t, cfg)
 	const n = 40
-	publish(t, one, "moved", numbers(n)...)
+	publishAll(t, one, "moved", numbers(n)...)
 	var mu sync.Mutex
 	given := make(map[string]int)
 	reset := func() { mu.Lock(); clear(given); mu.Unlock() }
@@ -96,12 +97,12 @@ func TestDelayedEventsWhileAServerIsKilled(t *testing.T) {
 	cfg := Config{URL: c.urls(), Replicas: 3, AckWait: 5 * time.Second}
 	one := open(t, cfg)
 	open(t, cfg)
-	publish(t, one, "later", "0")
+	publishAll(t, one, "later", "0")
 	// the first delayed event makes the stream
 	if _, err := one.Publish(t.Context(), "later", []byte("0"), PublishOptions{Delay: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
-	c.healthy("later", delayedStream)
+	c.healthy("later", publish.DelayedStream)
 	const n = 200
 	began := time.Now().Add(4 * time.Second)
 	due := func(i int) time.Time { return began.Add(time.Duration(i) * 10 * time.Millisecond) }
@@ -110,7 +111,7 @@ func TestDelayedEventsWhileAServerIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	killed := c.leader(delayedStream)
+	killed := c.leader(publish.DelayedStream)
 	<-time.After(time.Until(due(n / 2)))
 	killed.Kill()
 	killed.Start()
@@ -142,7 +143,7 @@ func TestPausesAndBookmarksHoldOverARestart(t *testing.T) {
 	t.Parallel()
 	s := natstest.Start(t)
 	b := open(t, Config{URL: s.URL(), moveWait: briefly})
-	publish(t, b, "orders", counted(6)...)
+	publishAll(t, b, "orders", counted(6)...)
 	g := b.Group("orders", "g")
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: 6, BatchSize: 6}
 	k := take(t, b, "orders", "g", opts)

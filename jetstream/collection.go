@@ -15,6 +15,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/reading"
+	"eventhub/jetstream/native"
 )
 
 // collectionName is what the server takes for the name of a bucket, less its capitals: file systems
@@ -125,7 +126,7 @@ func (c *Collection) entry(m *conn.StoredMsg) *Entry {
 		}
 	}
 	for name, values := range m.Header {
-		if !reserved(name) && len(values) > 0 {
+		if !native.Reserved(name) && len(values) > 0 {
 			if e.Headers == nil {
 				e.Headers = make(map[string]string, len(m.Header))
 			}
@@ -167,7 +168,7 @@ func (c *Collection) write(ctx context.Context, key string, value []byte, header
 	if limit := c.MaxValue(); len(value) > limit {
 		return 0, &event.Error{Code: event.CodePublishFailed, Msg: fmt.Sprintf("the value has %d bytes, at most %d are allowed", len(value), limit), Err: event.ErrTooLarge}
 	}
-	h := nats.Header{headerExpectSubSeq: {strconv.FormatUint(old, 10)}}
+	h := nats.Header{natsjs.ExpectedLastSubjSeqHeader: {strconv.FormatUint(old, 10)}}
 	for name, v := range headers {
 		h[name] = []string{v}
 	}

@@ -17,6 +17,7 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/native"
 )
 
 // The long form, as in RELIABILITY.md:
@@ -163,7 +164,7 @@ func (k *keyWriter) publish(ctx context.Context, w int, key, payload, id string)
 		m := nats.NewMsg(keyedSubject(compactionTopic, key))
 		m.Data = []byte(payload)
 		if payload == "" {
-			m.Header.Set(headerOperation, tombstone)
+			m.Header.Set(native.HeaderOperation, native.Tombstone)
 		}
 		ack, err := k.servers.js.PublishMsg(ctx, m)
 		if err != nil {

@@ -11,19 +11,16 @@ import (
 	"eventhub/jetstream/cputime"
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/schema/upcast"
 	"eventhub/jetstream/topics"
 )
 
 // Sizes that the bus is built around.
 const (
-	wrapperMargin     = 16 << 10 // what PublishOptions.Wrapper may add
 	defaultMaxPayload = 1 << 20
 	maxDelay          = 365 * 24 * time.Hour
 )
-
-// shareTime is the time for which Limits.KeyShare, DeadLetterShare and PutBackShare hold.
-const shareTime = 30 * 24 * time.Hour
 
 // Config configures a Bus. Either URL or Server is needed.
 type Config struct {
@@ -85,7 +82,7 @@ type Config struct {
 	bucketCheck time.Duration // how often buckets are looked at (bucketCheckEvery)
 	openWait    time.Duration // how long a question of Open waits for an answer (openWait)
 	deadRetry   time.Duration // how long a dead letter that finds no room rests at most (deadRetry)
-	dueRetry    time.Duration // how long a delayed event rests that was not stored (dueRetry)
+	dueRetry    time.Duration // how long a delayed event rests that was not stored
 	askStorage  time.Duration // how often NATS is asked how much it may store (headroomEvery)
 	watchOthers time.Duration // how often groups are looked at that are not in memory (watchOthers)
 	moveWait    time.Duration // how long a move waits at most for leases of before (freshLimit)
@@ -275,7 +272,7 @@ func (c *Config) validate() error {
 	span(&c.bucketCheck, bucketCheckEvery)
 	span(&c.openWait, conn.OpenWait)
 	span(&c.deadRetry, deadRetry)
-	span(&c.dueRetry, dueRetry)
+	span(&c.dueRetry, publish.DueRetry)
 	span(&c.watchOthers, watchOthers)
 	span(&c.moveWait, freshLimit)
 	if c.OwnerLease == 0 {

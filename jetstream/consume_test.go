@@ -45,7 +45,7 @@ func TestConsumeSurvivesPanics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = b.Close() }()
-	publish(t, b, "work", `"bad"`, `"once"`, "1", "2")
+	publishAll(t, b, "work", `"bad"`, `"once"`, "1", "2")
 	letters := make(chan []byte, 10)
 	_, err = b.Consume(t.Context(), "dlq.work", "undertaker", SubscribeOptions{From: FromEarliest}, func(_ context.Context, d *Delivery) error {
 		letters <- bytes.Clone(d.Event.Payload)
@@ -111,7 +111,7 @@ func TestConsumeSurvivesGoexit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = b.Close() }()
-	publish(t, b, "work", "1", "2")
+	publishAll(t, b, "work", "1", "2")
 	handled := make(chan string, 10)
 	s, err := b.Consume(t.Context(), "work", "g", SubscribeOptions{From: FromEarliest}, func(_ context.Context, d *Delivery) error {
 		if string(d.Event.Payload) == "1" && d.Attempt < 3 {

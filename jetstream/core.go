@@ -11,6 +11,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
@@ -102,6 +103,26 @@ func (c *core) recordsConfig(s *streams.Streams) records.Config {
 		Conn: c.conn, Streams: s, Messages: c.messages, OpenBucket: c.ownBucket,
 		Limits: records.Limits{Topics: l.Topics, ClientTopics: l.ClientTopics, ClientGroups: l.ClientGroups, GroupsPerClient: l.GroupsPerClient, AttemptsKnown: l.AttemptsKnown},
 		Log:    c.log, Often: c.often, Obs: c.obs, Clock: c.clock,
+	}
+}
+
+// publishConfig is what publishers are given of a bus.
+func (b *Bus) publishConfig() publish.Config {
+	l := &b.limits
+	derived := make([]publish.DerivedKeys, 0, len(b.cfg.Derived))
+	for _, d := range b.cfg.Derived {
+		derived = append(derived, publish.DerivedKeys(d))
+	}
+	return publish.Config{
+		Conn: b.conn, Streams: b.streams, Schemas: b.schemas, Rules: b.rules, Derived: derived,
+		Embedded: b.cfg.Server != nil, Replicas: b.cfg.Replicas, Memory: b.cfg.MemoryStorage, AckWait: b.cfg.AckWait, DueRetry: b.cfg.dueRetry,
+		Limits: publish.Limits{
+			Topics: l.Topics, SessionInFlight: l.SessionInFlight, PublishInFlight: l.PublishInFlight,
+			KeysPerClient: l.KeysPerClient, KeyRate: l.KeyRate, KeyShare: l.KeyShare, DerivedKeysPerClient: l.DerivedKeysPerClient, DerivedKeyRate: l.DerivedKeyRate,
+			PublishRate: l.PublishRate, PublishBurst: l.PublishBurst, StorageShare: l.StorageShare,
+			Delayed: l.Delayed, DelayedPerClient: l.DelayedPerClient, MaxDelay: l.MaxDelay,
+		},
+		Log: b.log, Often: b.often, Obs: b.obs, Clock: b.clock, Tracer: b.tracer,
 	}
 }
 

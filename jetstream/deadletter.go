@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
@@ -47,7 +46,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 			q.core.often.Log(ctx, slog.LevelWarn, "a stream refused a dead letter; the event will be delivered once more", d.group.source(),
 				slog.String("topic", d.Event.Topic), slog.String("group", d.m.sub.group), slog.Any("error", err))
 			d.forgetFailed()
-			d.sendInTime(nakAfter(q.core.cfg.deadRetry))
+			d.sendInTime(conn.NakAfter(q.core.cfg.deadRetry))
 			return nil
 		case err != nil:
 			return err
@@ -62,7 +61,7 @@ func (q *deadLetters) carry(l *deadLetter) error {
 	}
 	ctx, cancel = context.WithTimeout(q.ctx, settleWait)
 	defer cancel()
-	reply, err := d.m.sub.link.Request(ctx, d.reply, term)
+	reply, err := d.m.sub.link.Request(ctx, d.reply, conn.Term)
 	switch {
 	case err != nil:
 		return err
@@ -108,7 +107,7 @@ func (q *deadLetters) prolong(ctx context.Context, d *Delivery) (ours bool, err 
 	ctx, cancel := context.WithTimeout(ctx, settleWait)
 	defer cancel()
 	sent := q.core.clock.Now()
-	reply, err := d.m.sub.link.Request(ctx, d.reply, progress)
+	reply, err := d.m.sub.link.Request(ctx, d.reply, conn.InProgress)
 	if !q.usable(d) {
 		return false, nil
 	}
@@ -181,9 +180,6 @@ func full(err error) bool {
 	refused, ok := errors.AsType[*conn.APIError](err)
 	return ok && refused.ErrCode == streams.ErrCodeStoreFailed
 }
-
-// errCodeTooLarge is the server's for a message beyond the stream's max_msg_size.
-const errCodeTooLarge natsjs.ErrorCode = 10054
 
 // DeadLetter stores an event of the topic on dlq.<topic> as a failure of the group, and returns
 // once it is stored. It settles nothing. It is for programs that read events in an order of their

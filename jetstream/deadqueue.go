@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
@@ -142,7 +143,7 @@ func (q *deadLetters) giveBack(ctx context.Context) {
 			continue
 		}
 		l.d.noteFailed(&l.failure, func(bool) {
-			l.d.sendInTime(nakNow) // without a note, it is delivered once more
+			l.d.sendInTime(conn.NakNow) // without a note, it is delivered once more
 			answers <- struct{}{}
 		})
 	}

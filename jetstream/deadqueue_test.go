@@ -75,7 +75,7 @@ func lettersOf(t *testing.T, b *Bus, topic string) int {
 func TestAnEventWaitsForItsLetter(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1, AckWait: 2 * time.Second, deadRetry: time.Second})
-	publish(t, b, "waits", "1")
+	publishAll(t, b, "waits", "1")
 	dlq := deadStream(t, b)
 	dlq.away()
 	k := take(t, b, "waits", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
@@ -97,7 +97,7 @@ func TestAnEventWaitsForItsLetter(t *testing.T) {
 func TestALetterThatWaitsSettlesNoOtherConsumer(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	publish(t, b, "anew", "1")
+	publishAll(t, b, "anew", "1")
 	dlq := deadStream(t, b)
 	dlq.away()
 	k := take(t, b, "anew", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
@@ -134,7 +134,7 @@ func TestALetterThatWaitsSettlesNoOtherConsumer(t *testing.T) {
 func TestALetterThatWaitsIsDroppedWithItsConsumer(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1, AckWait: 3 * time.Second})
-	publish(t, b, "mem", "1")
+	publishAll(t, b, "mem", "1")
 	dlq := deadStream(t, b)
 	dlq.away()
 	k := take(t, b, "mem", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: 30 * time.Second})
@@ -175,9 +175,9 @@ func TestALetterTooLargeForItsStreamHasNoPayload(t *testing.T) {
 	dlq := deadStream(t, b)
 	dlq.change(func(cfg *natsjs.StreamConfig) { cfg.MaxMsgSize = 2_000 })
 	for range n {
-		publish(t, b, "large", `"`+strings.Repeat("x", 100<<10)+`"`)
+		publishAll(t, b, "large", `"`+strings.Repeat("x", 100<<10)+`"`)
 	}
-	publish(t, b, "fine", "1")
+	publishAll(t, b, "fine", "1")
 	bad := take(t, b, "large", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
 	for range n {
 		if err := bad.next().Nack("no", 0); err != nil {
@@ -204,9 +204,9 @@ func TestAStreamThatDoesNotAnswerStopsNoOtherLetters(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range n {
-		publish(t, b, "hangs", strconv.Itoa(i))
+		publishAll(t, b, "hangs", strconv.Itoa(i))
 	}
-	publish(t, b, "fine", "1")
+	publishAll(t, b, "fine", "1")
 	bad := take(t, b, "hangs", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
 	for range n {
 		if err := bad.next().Nack("no", 0); err != nil {

@@ -18,7 +18,7 @@ func TestDeadLettersOfAClientAreRationed(t *testing.T) {
 	const events, size = 9, 10_000
 	b := open(t, Config{AckWait: 3 * time.Second, Limits: Limits{DeadLetterBurst: 4 * size, DeadLetterRate: size}})
 	for range events {
-		publish(t, b, "rationed", `"`+strings.Repeat("x", size-2)+`"`)
+		publishAll(t, b, "rationed", `"`+strings.Repeat("x", size-2)+`"`)
 	}
 	began := time.Now()
 	fail := func(client, group string) *taker {
@@ -70,9 +70,9 @@ func TestAFullStreamOfDeadLettersKeepsThem(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{AckWait: 2 * time.Second, deadRetry: time.Second, Topics: []topics.Rule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 30_000}}})
 	payload := `"` + strings.Repeat("x", 8_000) + `"`
-	publish(t, b, "victim", payload)
+	publishAll(t, b, "victim", payload)
 	for range 6 {
-		publish(t, b, "greedy", payload)
+		publishAll(t, b, "greedy", payload)
 	}
 	victim := take(t, b, "victim", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
 	if err := victim.next().Nack("no", 0); err != nil {
@@ -108,7 +108,7 @@ func TestAGroupWhoseLettersWaitIsPaused(t *testing.T) {
 	const most = 16
 	b := open(t, Config{Limits: Limits{DeadLetters: most}})
 	for range 3 * most {
-		publish(t, b, "paused", "1")
+		publishAll(t, b, "paused", "1")
 	}
 	deadStream(t, b).away()
 	k := take(t, b, "paused", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, MaxInFlight: 1})
@@ -142,7 +142,7 @@ func TestABoundOnDeadLettersRemovesNone(t *testing.T) {
 	before := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "dlq.**", Family: "dlq"}}})
 	deadStream(t, before).change(func(cfg *natsjs.StreamConfig) { cfg.Discard, cfg.MaxBytes = natsjs.DiscardOld, -1 })
 	for range 5 {
-		publish(t, before, "dlq.orders", `"`+strings.Repeat("x", 1_000)+`"`)
+		publishAll(t, before, "dlq.orders", `"`+strings.Repeat("x", 1_000)+`"`)
 	}
 	b := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "dlq.**", Family: "dlq", MaxBytes: 2_000}}})
 	changes, err := b.Admin().ApplyTopics(t.Context(), false)

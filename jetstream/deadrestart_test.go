@@ -81,7 +81,7 @@ func TestMaxAttemptsHoldOverARestart(t *testing.T) {
 			cfg.AckWait, cfg.Limits = 2*time.Second, Limits{DeadLetterBurst: 2 * size, DeadLetterRate: 1}
 			a := open(t, cfg)
 			for range events {
-				publish(t, a, "again", `"`+strings.Repeat("x", size-2)+`"`)
+				publishAll(t, a, "again", `"`+strings.Repeat("x", size-2)+`"`)
 			}
 			opts := SubscribeOptions{From: FromEarliest, MaxAttempts: attempts, CountFor: "greedy"}
 			failAll(t, take(t, a, "again", "g", opts), events, attempts)
@@ -107,7 +107,7 @@ func TestMaxAttemptsHoldBeyondTheLettersThatWait(t *testing.T) {
 	b := open(t, Config{AckWait: 10 * time.Second, deadRetry: time.Second, Limits: Limits{DeadLetters: limit, DeadLetterBurst: size, DeadLetterRate: 5 * size}})
 	for _, topic := range []string{"many1", "many2", "many3"} {
 		for range events / 3 {
-			publish(t, b, topic, `"`+strings.Repeat("x", size-2)+`"`)
+			publishAll(t, b, topic, `"`+strings.Repeat("x", size-2)+`"`)
 		}
 	}
 	k := take(t, b, "many1", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, CountFor: "greedy", Topics: []string{"many2", "many3"}})
@@ -126,7 +126,7 @@ func TestMaxAttemptsHoldBehindALetterThatFails(t *testing.T) {
 	dlq := deadStream(t, b)
 	dlq.away()
 	for i := range events {
-		publish(t, b, "behind", strconv.Itoa(i))
+		publishAll(t, b, "behind", strconv.Itoa(i))
 	}
 	k := take(t, b, "behind", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: attempts})
 	failAll(t, k, 1, attempts)

@@ -19,7 +19,7 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 		t.Run("TTL "+ttl.String(), func(t *testing.T) {
 			one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 			topic := "ends." + ttl.String()
-			publish(t, one, topic, numbers(4)...)
+			publishAll(t, one, topic, numbers(4)...)
 			told := make(chan string, 10)
 			opts := SubscribeOptions{From: FromEarliest, GroupTTL: ttl, MaxInFlight: 1, BatchSize: 1, CountFor: "jwt:eve", OnDeleted: func(topic string) { told <- topic }}
 			a, b := take(t, one, topic, "g", opts), take(t, two, topic, "g", opts)
@@ -82,7 +82,7 @@ func TestDeletingAGroupEndsItsMembers(t *testing.T) {
 func TestADeletionThatWasNotHeard(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "deaf", "1")
+	publishAll(t, b, "deaf", "1")
 	k := take(t, b, "deaf", "g", SubscribeOptions{From: FromEarliest})
 	k.payloads(1)
 	was := k.sub.members[0].group
@@ -115,13 +115,13 @@ func TestADeletionThatWasNotHeard(t *testing.T) {
 func TestAMemberThatDoesNotEndMakesTheGroupAgain(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "own", numbers(3)...)
+	publishAll(t, b, "own", numbers(3)...)
 	k := take(t, b, "own", "projector", SubscribeOptions{From: FromEarliest})
 	k.payloads(3)
 	if err := b.Group("own", "projector").Delete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "own", "3")
+	publishAll(t, b, "own", "3")
 	for got := k.payloads(1)[0]; got != "3"; got = k.payloads(1)[0] {
 		if got < "0" || got > "2" {
 			t.Fatalf("got %s", got)
@@ -133,7 +133,7 @@ func TestAMemberThatDoesNotEndMakesTheGroupAgain(t *testing.T) {
 func TestADeletionThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "cut", "1")
+	publishAll(t, b, "cut", "1")
 	for _, finish := range []func() error{
 		func() error { return b.Group("cut", "g").Delete(t.Context()) },
 		func() error { return b.records.SweepStream(t.Context(), b.streams.Known("cut").Stream, 0) },

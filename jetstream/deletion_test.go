@@ -114,7 +114,7 @@ func TestADeletionLeavesForeignBuckets(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url})
-	publish(t, b, "orders", "1")
+	publishAll(t, b, "orders", "1")
 	_, js := nativeConn(t, url)
 	kv, err := js.CreateKeyValue(t.Context(), natsjs.KeyValueConfig{Bucket: strings.TrimPrefix(streams.NewBucket("orders").Stream, "KV_")})
 	if err != nil {

@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"context"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -10,14 +9,6 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/native"
-)
-
-// What a subscriber says to the server about a delivery.
-var (
-	ackNow   = []byte("+ACK")
-	nakNow   = []byte("-NAK")
-	progress = []byte("+WPI")
-	term     = []byte("+TERM")
 )
 
 // Delivery is an event that a subscriber works on, for as long as its lease lasts: until Ack or
@@ -321,7 +312,7 @@ func (s *Subscription) Extend(id string, dur time.Duration) bool { return s.exte
 func (s *Subscription) ack(d *Delivery, id string) bool {
 	d, _, ok := s.settle(d, id, event.Acked)
 	if ok {
-		d.tell(ackNow)
+		d.tell(conn.AckNow)
 	}
 	return ok
 }
@@ -370,15 +361,7 @@ func (d *Delivery) sendNak(delay time.Duration) {
 	if delay > 0 {
 		d.group.bus.noteDelay(d, delay)
 	}
-	d.tell(nakAfter(delay))
-}
-
-// nakAfter refuses an event until the delay is over.
-func nakAfter(delay time.Duration) []byte {
-	if delay == 0 {
-		return nakNow
-	}
-	return append(strconv.AppendInt([]byte(`-NAK {"delay":`), int64(delay), 10), '}')
+	d.tell(conn.NakAfter(delay))
 }
 
 // extend moves the end of the lease d; nil: of the oldest one of id.

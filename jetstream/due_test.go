@@ -6,11 +6,7 @@ import (
 	"testing"
 	"time"
 
-	natsjs "github.com/nats-io/nats.go/jetstream"
-
 	"eventhub/jetstream/event"
-	"eventhub/jetstream/internal/conn"
-	"eventhub/jetstream/internal/streams"
 )
 
 // setMaxMsgSize changes the size of messages that the stream of a topic takes.
@@ -29,7 +25,7 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 	t.Parallel()
 	seen := &buried{}
 	b := open(t, Config{Observer: seen, dueRetry: 50 * time.Millisecond})
-	publish(t, b, "small", "1")
+	publishAll(t, b, "small", "1")
 	payload := append(append([]byte{'"'}, bytes.Repeat([]byte("x"), 2000)...), '"')
 	opts := PublishOptions{ID: "late-1", Key: "k.1", Headers: map[string]string{"a": "b"}, Tags: []string{"t"}, SID: "s", Delay: 300 * time.Millisecond}
 	if _, err := b.Publish(t.Context(), "small", payload, opts); err != nil {
@@ -50,7 +46,7 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 		letters = letterList(t, b, LetterFilter{})
 	}
 	l := letters[0]
-	if e := l.Event; l.Fault != "" || l.Topic != "small" || l.Group != DelayedGroup || l.Attempts != dueAttempts || l.Bare ||
+	if e := l.Event; l.Fault != "" || l.Topic != "small" || l.Group != DelayedGroup || l.Attempts != 5 || l.Bare ||
 		e.ID != "late-1" || e.Key != "k.1" || e.SID != "s" || e.Headers["a"] != "b" || len(e.Tags) != 1 || !bytes.Equal(e.Payload, payload) {
 		t.Errorf("the letter is %+v", l)
 	}
@@ -58,7 +54,7 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 		t.Errorf("the reason is %q", l.Reason)
 	}
 	eventually(t, "nothing waits", func() bool {
-		due, err := b.publishing.schedules.count(t.Context(), duePrefix+">")
+		due, err := delayedCount(t, b, duePrefix+">")
 		return err == nil && due == 0
 	})
 	if n := seen.count(); n != 1 {
@@ -77,25 +73,6 @@ func TestADelayedEventThatItsTopicRefusesBecomesADeadLetter(t *testing.T) {
 }
 
 // A delayed event whose topic is full, or away, waits for as long as that takes.
-func TestADelayedEventThatFindsNoRoomBecomesNoDeadLetter(t *testing.T) {
-	t.Parallel()
-	for err, want := range map[error]bool{
-		&conn.APIError{Code: 503, ErrCode: streams.ErrCodeStoreFailed, Description: "maximum bytes exceeded"}:            false,
-		&event.Error{Code: event.CodePublishFailed, Err: &conn.APIError{Code: 503, ErrCode: streams.ErrCodeStoreFailed}}: false,
-		&event.Error{Code: event.CodePublishFailed, Err: natsjs.ErrStreamNotFound}:                                       false,
-		&event.Error{Code: event.CodeTopicFull}:                                                                          false,
-		&event.Error{Code: event.CodeOverloaded, Err: event.ErrNoStream}:                                                 false,
-		conn.ErrNoReply: false,
-		streams.StorageLow(&conn.APIError{Code: conn.CodeRefused, ErrCode: streams.ErrAccountResources}):                                     false,
-		&event.Error{Code: event.CodePublishFailed, Err: &conn.APIError{Code: conn.CodeRefused, ErrCode: errCodeTooLarge, Description: "x"}}: true,
-		&event.Error{Code: event.CodeBadTopic, Err: event.ErrNoStream}:                                                                       true,
-	} {
-		if got := hopeless(err); got != want {
-			t.Errorf("%v: %v", err, got)
-		}
-	}
-}
-
 // buried counts delayed events that became dead letters.
 type buried struct {
 	losses

@@ -39,7 +39,7 @@ func TestAMemberWithoutATTLMakesTheGroupDurable(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			url := natsServer(t)
 			one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
-			publish(t, one, "bills", numbers(10)...)
+			publishAll(t, one, "bills", numbers(10)...)
 			eve := take(t, one, "bills", "billing", SubscribeOptions{From: FromEarliest, GroupTTL: test.ttl, CountFor: "jwt:eve", MaxInFlight: 4, BatchSize: 4})
 			var held []*Delivery
 			for range 4 {
@@ -98,7 +98,7 @@ func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
-	publish(t, one, "race", "0")
+	publishAll(t, one, "race", "0")
 	for _, ttl := range []time.Duration{time.Second, memoryTTL + time.Second} {
 		for round := range 10 {
 			group := "g" + strconv.Itoa(round) + ttl.String()
@@ -148,7 +148,7 @@ func TestTwoMembersMakeTheGroupDurableAtOnce(t *testing.T) {
 func TestACrashWhileAGroupBecomesDurable(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "crash", numbers(3)...)
+	publishAll(t, b, "crash", numbers(3)...)
 	eve := take(t, b, "crash", "g", SubscribeOptions{From: FromEarliest, GroupTTL: memoryTTL, MaxInFlight: 1, BatchSize: 1})
 	d := eve.next()
 	topic := b.streams.Known("crash")

@@ -92,7 +92,7 @@ func TestBucketWithoutDirectReads(t *testing.T) {
 func TestFarFuture(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "a", "1", "2")
+	publishAll(t, b, "a", "1", "2")
 	for _, ts := range []int64{time.Now().Add(time.Hour).UnixMilli(), time.Now().UnixMicro(), 1 << 60} {
 		n := 0
 		if err := b.History("a").Scan(t.Context(), ScanOptions{From: FromTime(time.UnixMilli(ts))}, func(*event.Event) error { n++; return nil }); err != nil || n > 0 {

@@ -17,7 +17,7 @@ func TestLeasesEndWithTheEmbeddedServer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	b := open(t, Config{Server: natstest.Embed(t, dir)})
-	publish(t, b, "again", numbers(10)...)
+	publishAll(t, b, "again", numbers(10)...)
 	k := take(t, b, "again", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 5})
 	for i := range 5 {
 		d := k.next()
@@ -47,7 +47,7 @@ func TestNativeLeasesOutliveARestart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	b := open(t, Config{Server: natstest.Embed(t, dir)})
-	publish(t, b, "native", "1", "2")
+	publishAll(t, b, "native", "1", "2")
 	c, err := b.conn.JS.CreateConsumer(t.Context(), "native", natsjs.ConsumerConfig{Durable: "mine", AckPolicy: natsjs.AckExplicitPolicy, AckWait: time.Hour})
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 func TestTwoPublishesOfOneID(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: threeServers(t), Replicas: 3})
-	publish(t, b, "orders", "0")
+	publishAll(t, b, "orders", "0")
 	p := b.NewPublisher()
 	type outcome struct {
 		r   event.Receipt
@@ -59,7 +59,7 @@ func TestFailuresThatPass(t *testing.T) {
 		err  error
 		want bool
 	}{
-		{&conn.APIError{Code: 400, ErrCode: errCodeTooLarge}, true},
+		{&conn.APIError{Code: 400, ErrCode: conn.ErrCodeTooLarge}, true},
 		{&conn.APIError{Code: 503, ErrCode: streams.ErrCodeStoreFailed}, true},
 		{&conn.APIError{Code: 503, ErrCode: 10008, Description: "JetStream system temporarily unavailable"}, false},
 		{&conn.APIError{Code: 409, ErrCode: 10158, Description: "duplicate message id is in process"}, false},

@@ -18,7 +18,7 @@ func TestNoLeaseOfBeforeASeek(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish(t, one, "deaf", numbers(4)...)
+	publishAll(t, one, "deaf", numbers(4)...)
 	held := []*Held{<-k.ch, <-k.ch, <-k.ch, <-k.ch}
 	two.subscriptions.mu.Lock() // who watches the generations cannot tell the subscriptions
 	err = one.Group("deaf", "g").Seek(t.Context(), FromLatest)
@@ -31,7 +31,7 @@ func TestNoLeaseOfBeforeASeek(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish(t, one, "deaf", "5")
+	publishAll(t, one, "deaf", "5")
 	if got := k.payloads(1); got[0] != "5" {
 		t.Errorf("got %q", got)
 	}
@@ -44,7 +44,7 @@ func TestNoLeaseOfBeforeASeek(t *testing.T) {
 func TestAnEventThatWaitedIsBegun(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "patient", "1")
+	publishAll(t, b, "patient", "1")
 	k := take(t, b, "patient", "g", SubscribeOptions{From: FromEarliest})
 	h := <-k.ch
 	<-time.After(freshLimit + time.Second)

@@ -108,7 +108,7 @@ func TestRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "full", "1")
+	publishAll(t, b, "full", "1")
 	_, err = b.Publish(t.Context(), "full", []byte("2"), PublishOptions{})
 	if !Refused(err) {
 		t.Errorf("%v is not taken for a refusal of %s", err, s.CachedInfo().Config.Name)

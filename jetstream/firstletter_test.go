@@ -34,7 +34,7 @@ func TestFirstDeadLetterIsLogged(t *testing.T) {
 	for _, group := range []string{"one", "two"} {
 		k := take(t, b, "a", group, SubscribeOptions{MaxAttempts: 1})
 		letters := take(t, b, "dlq.a", "reader-"+group, SubscribeOptions{})
-		publish(t, b, "a", "1", "2", "3")
+		publishAll(t, b, "a", "1", "2", "3")
 		for range 3 {
 			_ = k.next().Nack("s3cret reason", -1)
 		}

@@ -53,14 +53,14 @@ func TestGroupStarts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			topic := "start." + name
-			receipts := publish(t, b, topic, numbers(5)...)
+			receipts := publishAll(t, b, topic, numbers(5)...)
 			var events []*event.Event
 			if err := b.History(topic).Scan(t.Context(), ScanOptions{}, func(e *event.Event) error { events = append(events, e); return nil }); err != nil {
 				t.Fatal(err)
 			}
 			k := take(t, b, topic, "g", c.opts(events, receipts))
 			eventually(t, "the next millisecond", func() bool { return time.Now().UnixMilli() > events[4].StoredAt/1e6 })
-			publish(t, b, topic, "marker")
+			publishAll(t, b, topic, "marker")
 			if got, want := k.payloads(len(c.want)+1), append(slices.Clone(c.want), "marker"); !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
 			}
@@ -69,7 +69,7 @@ func TestGroupStarts(t *testing.T) {
 			again.quiet(10 * time.Millisecond)
 		})
 	}
-	publish(t, b, "start", numbers(5)...)
+	publishAll(t, b, "start", numbers(5)...)
 	for _, id := range []string{"nobody", "start@99", "other@1", "start@0", "0fffffff-0000-7000-8000-000000000000"} {
 		_, err := b.Subscribe(t.Context(), "start", "new", SubscribeOptions{From: FromAfterID(id)}, ignore)
 		if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodeUnknownID {
@@ -82,7 +82,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
-	publish(t, one, "race", numbers(10)...)
+	publishAll(t, one, "race", numbers(10)...)
 	for round := range 20 {
 		group := "g" + strconv.Itoa(round)
 		starts := make([]*membership, 2)
@@ -117,7 +117,7 @@ func TestTwoHubsMakeOneGroupAtOnce(t *testing.T) {
 		}
 		a := take(t, one, "race", group, SubscribeOptions{})
 		c := take(t, two, "race", group, SubscribeOptions{})
-		publish(t, one, "race", "end"+group)
+		publishAll(t, one, "race", "end"+group)
 		for range info.NumPending + 1 {
 			if err := either(a, c).Ack(); err != nil {
 				t.Fatal(err)
@@ -137,7 +137,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	const n = 20
-	receipts := publish(t, one, "seek", numbers(n)...)
+	receipts := publishAll(t, one, "seek", numbers(n)...)
 	a := take(t, one, "seek", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: n / 2})
 	c := take(t, two, "seek", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: n / 2})
 	var stale []*Delivery
@@ -200,7 +200,7 @@ func TestSetCursorUnderLiveMembers(t *testing.T) {
 	if err := three.Group("seek", "g").Seek(t.Context(), FromTime(time.Now().Add(time.Hour))); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, two, "seek", "next")
+	publishAll(t, two, "seek", "next")
 	if got := string(next("an event stored after the seek was skipped").Event.Payload); got != "next" {
 		t.Errorf("got %s", got)
 	}
@@ -214,7 +214,7 @@ func TestNoLeaseFromBeforeAMoveBeginsAfterIt(t *testing.T) {
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
 	const n, half = 60, 30
-	receipts := publish(t, one, "seek", numbers(n)...)
+	receipts := publishAll(t, one, "seek", numbers(n)...)
 	var answered atomic.Bool
 	var mu sync.Mutex
 	begun := make(map[int]int) // after the answer: the lowest attempt of each event
@@ -281,7 +281,7 @@ func TestNoLeaseFromBeforeAMoveBeginsAfterIt(t *testing.T) {
 func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "seeks", numbers(5)...)
+	publishAll(t, b, "seeks", numbers(5)...)
 	k := take(t, b, "seeks", "g", SubscribeOptions{From: FromEarliest})
 	k.payloads(5)
 	var wg sync.WaitGroup
@@ -309,7 +309,7 @@ func TestSeeksAtOnceLeaveOneConsumer(t *testing.T) {
 func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "sweep", "1")
+	publishAll(t, b, "sweep", "1")
 	topic := b.streams.Known("sweep")
 	if err := b.Group("sweep", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
@@ -335,7 +335,7 @@ func TestSweeperRemovesWhatNoPointerNames(t *testing.T) {
 func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "del", numbers(10)...)
+	publishAll(t, b, "del", numbers(10)...)
 	k := take(t, b, "del", "g", SubscribeOptions{From: FromEarliest})
 	k.payloads(3)
 	held := k.next() // 3
@@ -358,7 +358,7 @@ func TestAGroupWhoseConsumerWasDeletedGoesOn(t *testing.T) {
 func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "anew", numbers(3)...)
+	publishAll(t, b, "anew", numbers(3)...)
 	if err := b.Group("anew", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +379,7 @@ func TestAStreamMadeAnewIsReadFromItsStart(t *testing.T) {
 func TestGroupTTL(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "tab", "1")
+	publishAll(t, b, "tab", "1")
 	k := take(t, b, "tab", "browser", SubscribeOptions{GroupTTL: time.Second, From: FromEarliest})
 	k.payloads(1)
 	if _, err := b.Group("tab", "browser").Cursor(t.Context()); err != nil {
@@ -398,7 +398,7 @@ func TestGroupsOfAFamilyAreApart(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: []topics.Rule{{Pattern: "user.*.events", Family: "users"}}})
 	for i := range 3 {
-		publish(t, b, fmt.Sprintf("user.%d.events", i), fmt.Sprintf("of %d", i))
+		publishAll(t, b, fmt.Sprintf("user.%d.events", i), fmt.Sprintf("of %d", i))
 	}
 	for i := range 3 {
 		topic := fmt.Sprintf("user.%d.events", i)
@@ -423,7 +423,7 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
-	publish(t, one, "remade", "old")
+	publishAll(t, one, "remade", "old")
 	if err := two.conn.JS.DeleteStream(t.Context(), "remade"); err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +436,7 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 	}
 	a := take(t, one, "remade", "g", SubscribeOptions{}) // knows the old stream
 	c := take(t, two, "remade", "g", SubscribeOptions{})
-	publish(t, two, "remade", numbers(20)[1:]...)
+	publishAll(t, two, "remade", numbers(20)[1:]...)
 	seen := map[string]int{}
 	for range 20 {
 		d := either(a, c)
@@ -455,8 +455,8 @@ func TestASeekOnAStreamMadeAnewCountsOnEveryHub(t *testing.T) {
 func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	r := publish(t, b, "fan.one", "0", "1")
-	publish(t, b, "fan.two", "a")
+	r := publishAll(t, b, "fan.one", "0", "1")
+	publishAll(t, b, "fan.two", "a")
 	_, err := b.Subscribe(t.Context(), "fan.one", "g", SubscribeOptions{From: FromAfterID("nobody"), Topics: []string{"fan.two"}}, ignore)
 	if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodeUnknownID {
 		t.Errorf("got %v", err)
@@ -479,7 +479,7 @@ func TestAFanInThatCannotBeMadeLeavesNoGroup(t *testing.T) {
 func TestASeekOutlivesItsConsumer(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "moved", numbers(20)...)
+	publishAll(t, b, "moved", numbers(20)...)
 	k := take(t, b, "moved", "g", SubscribeOptions{From: FromEarliest})
 	k.payloads(20)
 	if err := k.sub.Pause(t.Context()); err != nil {
@@ -509,7 +509,7 @@ func TestASeekOutlivesItsConsumer(t *testing.T) {
 func TestAMemberWithoutTTLKeepsAGroupThatHasOne(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{AckWait: time.Second})
-	publish(t, b, "lent", "1")
+	publishAll(t, b, "lent", "1")
 	a := take(t, b, "lent", "g", SubscribeOptions{GroupTTL: time.Second})
 	k := take(t, b, "lent", "g", SubscribeOptions{})
 	if err := k.sub.Pause(t.Context()); err != nil {
@@ -531,7 +531,7 @@ func TestAMemberWithoutTTLKeepsAGroupThatHasOne(t *testing.T) {
 func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	old := publish(t, b, "add.c", "old")[0]
+	old := publishAll(t, b, "add.c", "old")[0]
 	topic, err := b.streams.Existing(t.Context(), "add.c")
 	if err != nil {
 		t.Fatal(err)
@@ -545,7 +545,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "add.a", []byte("0"), PublishOptions{ID: id.String()}); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "add.a", "1")
+	publishAll(t, b, "add.a", "1")
 	opts := SubscribeOptions{From: FromAfterID(id.String())}
 	k := take(t, b, "add.a", "g", opts)
 	k.payloads(1)
@@ -556,7 +556,7 @@ func TestAddingATopicToAGroupThatExists(t *testing.T) {
 	k = take(t, b, "add.a", "g", opts)
 	opts.Topics = []string{"add.a"}
 	both := take(t, b, "add.c", "both", opts)
-	publish(t, b, "add.c", "new")
+	publishAll(t, b, "add.c", "new")
 	if got := k.payloads(1); got[0] != "new" {
 		t.Errorf("got %q", got)
 	}
@@ -570,12 +570,12 @@ func TestReadsMakeNothingAndCountForNothing(t *testing.T) {
 	url := natsServer(t)
 	full, b := open(t, Config{URL: url}), open(t, Config{URL: url, Limits: Limits{Topics: 2}})
 	for _, topic := range []string{"r1", "r2", "r3"} {
-		publish(t, full, topic, "1")
+		publishAll(t, full, topic, "1")
 		if n, err := scanned(t, b, topic); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 	}
-	publish(t, b, "r3", "2")
+	publishAll(t, b, "r3", "2")
 	if err := full.conn.JS.DeleteStream(t.Context(), "r3"); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 func TestSubscribeDeliversByItself(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "self", "1", "2")
+	publishAll(t, b, "self", "1", "2")
 	got := make(chan string, 10)
 	if _, err := b.Subscribe(t.Context(), "self", "live", SubscribeOptions{From: FromEarliest}, func(h *Held) { got <- string(h.Event.Payload) }); err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestSubscribeDeliversByItself(t *testing.T) {
 func TestAMemberThatBeginsPausedKeepsItsGroup(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "kept", "before")
+	publishAll(t, b, "kept", "before")
 	k := &taker{t: t, group: b.Group("kept", "g"), ch: make(chan *Held, 10)}
 	var err error
 	if k.sub, err = b.Subscribe(t.Context(), "kept", "g", SubscribeOptions{From: FromEarliest, GroupTTL: time.Second, Paused: true}, func(h *Held) { k.ch <- h }); err != nil {
@@ -72,7 +72,7 @@ func TestAMemberThatBeginsPausedKeepsItsGroup(t *testing.T) {
 func TestAHeldIsBegunOnce(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "once", "1", "2")
+	publishAll(t, b, "once", "1", "2")
 	k := take(t, b, "once", "g", SubscribeOptions{From: FromEarliest})
 	h := <-k.ch
 	if !h.Valid() {
@@ -119,7 +119,7 @@ func TestAHeldIsBegunOnce(t *testing.T) {
 func TestConsumeRunsSoManyWorkers(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "crew", numbers(8)...)
+	publishAll(t, b, "crew", numbers(8)...)
 	running, finish := make(chan struct{}, 8), make(chan struct{})
 	s, err := b.Consume(t.Context(), "crew", "g", SubscribeOptions{From: FromEarliest, Workers: 3}, func(context.Context, *Delivery) error {
 		running <- struct{}{}
@@ -170,7 +170,7 @@ func TestCloseWhileConsumersAreMade(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		b := open(t, Config{})
-		publish(t, b, "closing", numbers(3)...)
+		publishAll(t, b, "closing", numbers(3)...)
 		var made []error
 		done := make(chan struct{})
 		go func() {
@@ -198,7 +198,7 @@ func TestCloseWhileConsumersAreMade(t *testing.T) {
 func TestTheDelayOfANackIsBounded(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "late", "1")
+	publishAll(t, b, "late", "1")
 	k := take(t, b, "late", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
 	if err := d.Nack("later", 1_000*time.Hour); err != nil {

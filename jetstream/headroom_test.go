@@ -125,8 +125,8 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 			cfg.Observer, cfg.askStorage = seen, 50*time.Millisecond
 			cfg.Topics = []topics.Rule{{Pattern: "states", Compaction: true}}
 			b := open(t, cfg)
-			publish(t, b, "orders", numbers(2)...)
-			publish(t, b, "junk", "0")
+			publishAll(t, b, "orders", numbers(2)...)
+			publishAll(t, b, "junk", "0")
 			if code := publishFor(t, b, "states", "victim", PublishOptions{Key: "k"}); code != "" {
 				t.Fatal(code)
 			}
@@ -156,7 +156,7 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 				t.Errorf("a topic was made for a client: %v", err)
 			}
 			// An event that waits here takes nothing of the disk of a NATS elsewhere.
-			if err := b.publishing.publisher.Admit(t.Context(), "orders", []byte("1"), &PublishOptions{CountFor: "victim"}); (err != nil) != (cfg.Server != nil) {
+			if err := b.NewPublisher().Admit(t.Context(), "orders", []byte("1"), &PublishOptions{CountFor: "victim"}); (err != nil) != (cfg.Server != nil) {
 				t.Errorf("an event to publish later gets %v", err)
 			}
 			if code := publishFor(t, b, "orders", "", PublishOptions{Yield: true}); code != event.CodeStorageLow {
@@ -179,7 +179,7 @@ func TestClientsLeaveTheReserveToTheHub(t *testing.T) {
 			if n := lettersOf(t, b, "orders"); n != 1 {
 				t.Errorf("%d dead letters", n)
 			}
-			publish(t, b, "orders", "3") // by the hub itself
+			publishAll(t, b, "orders", "3") // by the hub itself
 
 			if _, err := b.Admin().Topic("junk").Purge(t.Context(), PurgeOptions{All: true}); err != nil {
 				t.Fatal(err)
@@ -198,7 +198,7 @@ func TestAClientStoresNoMoreThanItsShare(t *testing.T) {
 	const size = 64 << 20
 	seen := &counter{}
 	b := open(t, Config{Server: embedSmall(t, size), Observer: seen})
-	publish(t, b, "junk", "0")
+	publishAll(t, b, "junk", "0")
 	if err := flood(t, b, "junk", "attacker", 16); codeOf(t, err) != event.CodeStorageLow || seen.limit("storage_share") == 0 {
 		t.Fatalf("the refusal is %v", err)
 	}
@@ -248,7 +248,7 @@ func TestAFullNATSIsNoFaultOfTheEvent(t *testing.T) {
 	s := natstest.Run(t)
 	limitAccount(t, s, 16<<30)
 	b := open(t, Config{URL: s.ClientURL(), Limits: Limits{StorageReserve: 1, StorageShare: math.MaxInt64}})
-	publish(t, b, "orders", "1")
+	publishAll(t, b, "orders", "1")
 	limitAccount(t, s, 1)
 	_, err := b.Publish(t.Context(), "orders", []byte(`"`+strings.Repeat("x", 1000)+`"`), PublishOptions{})
 	if codeOf(t, err) != event.CodeStorageLow || Refused(err) {

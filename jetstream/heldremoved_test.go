@@ -12,14 +12,14 @@ import (
 func TestABookmarkBesideRetention(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{Topics: []topics.Rule{{Pattern: "short", MaxMsgs: 3}}})
-	publish(t, b, "short", "1", "2", "3")
+	publishAll(t, b, "short", "1", "2", "3")
 	k := take(t, b, "short", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 3})
 	k.next()
 	k.next()
 	if err := k.next().Nack("later", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "short", "4") // removes the first, which the member holds
+	publishAll(t, b, "short", "4") // removes the first, which the member holds
 	k.next()
 	g := b.Group("short", "g")
 	eventually(t, "the server does not wait for the first", func() bool {

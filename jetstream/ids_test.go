@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/topics"
 )
 
@@ -32,7 +33,7 @@ func used(tb testing.TB) time.Duration {
 // fillWithIDs stores n events with ids of the hub's form, and returns the ids.
 func fillWithIDs(tb testing.TB, b *Bus, topic string, n int) []string {
 	tb.Helper()
-	publish(tb, b, topic, "1")
+	publishAll(tb, b, topic, "1")
 	ids := make([]string, n)
 	for i := range ids {
 		id, err := uuid.NewV7()
@@ -40,7 +41,7 @@ func fillWithIDs(tb testing.TB, b *Bus, topic string, n int) []string {
 			tb.Fatal(err)
 		}
 		ids[i] = id.String()
-		if _, err := b.conn.JS.PublishMsgAsync(&nats.Msg{Subject: plainSubject(topic), Header: nats.Header{headerID: {ids[i]}}, Data: []byte(`{"n":1}`)}); err != nil {
+		if _, err := b.conn.JS.PublishMsgAsync(&nats.Msg{Subject: plainSubject(topic), Header: nats.Header{native.HeaderID: {ids[i]}}, Data: []byte(`{"n":1}`)}); err != nil {
 			tb.Fatal(err)
 		}
 		if i%2_000 == 1_999 {
@@ -88,7 +89,7 @@ const waitingSearches = 64
 func TestSearchesOfOneClientLeavePlacesToOthers(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "places", "1")
+	publishAll(t, b, "places", "1")
 	for range b.limits.IDSearchesPerClient {
 		if !b.reads.Searches.Enter(t.Context(), "busy", waitingSearches, func() { t.Error("no place") }) {
 			t.Fatal("no place")
@@ -154,7 +155,7 @@ func TestWhatSearchesRemember(t *testing.T) {
 		for i := range rnd.IntN(400) {
 			id := fmt.Sprint(step, " ", i)
 			if rnd.IntN(10) == 0 { // by a native publisher
-				ack, err := b.conn.JS.PublishMsg(t.Context(), &nats.Msg{Subject: plainSubject(topic), Header: nats.Header{headerID: {id}}, Data: []byte("1")})
+				ack, err := b.conn.JS.PublishMsg(t.Context(), &nats.Msg{Subject: plainSubject(topic), Header: nats.Header{native.HeaderID: {id}}, Data: []byte("1")})
 				if err == nil {
 					stored[topic][id] = ack.Sequence
 				}

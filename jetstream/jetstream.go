@@ -38,6 +38,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
@@ -58,7 +59,7 @@ type Bus struct {
 	backups    *backups
 	records    *records.Records
 	schemas    *schemas.Registry
-	publishing *publishing
+	publishers *publish.Publishers
 	burials    *burials
 	queues     *queues
 	letters    *letters
@@ -108,11 +109,11 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 	b.backups = newBackups(b.core)
 	b.records = records.New(b.recordsConfig(b.streams))
 	b.schemas = schemas.New(b.core.schemasConfig())
-	b.publishing = newPublishing(b.core, b.streams, b.schemas)
-	b.burials = newBurials(b.core, b.streams, b.publishing)
+	b.publishers = publish.New(b.publishConfig())
+	b.burials = newBurials(b.core, b.streams, b.publishers)
 	b.queues = newQueues(b.core, b.streams, b.records)
-	b.letters = newLetters(b.core, b.streams, b.reads, b.records, b.publishing, b.queues, b.backups)
-	b.admin = newAdmin(b.core, b.streams, b.reads, b.records, b.publishing)
+	b.letters = newLetters(b.core, b.streams, b.reads, b.records, b.publishers, b.queues, b.backups)
+	b.admin = newAdmin(b.core, b.streams, b.reads, b.records, b.publishers)
 	b.groups = newGroupRegistry(b.core)
 	b.lingering = newLingering(b.groups)
 	b.subscriptions = newSubscriptionRegistry(b.core, b.streams)
@@ -126,13 +127,13 @@ func newBus(ctx context.Context, cfg Config) (*Bus, error) {
 		Changed:   b.access.native.hubChanged,
 	}
 	b.streams.Hooks = streams.Hooks{
-		Gates:          b.publishing.newGates,
+		Gates:          b.publishers.Gates,
 		Note:           b.records.Makers.NoteTopic,
 		Refusal:        b.records.Makers.TopicRefusal,
 		Drifted:        b.reportDrift,
 		FinishDeletion: b.admin.finishDeletion,
 	}
-	b.publishing.hooks = publishHooks{
+	b.publishers.Hooks = publish.Hooks{
 		EachKey:      b.eachKey,
 		HasKey:       b.hasKey,
 		EachID:       b.eachID,
@@ -197,7 +198,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		}
 	}
 	b.streams.Headrooms.Begin()
-	b.publishing.begin()
+	b.publishers.Begin()
 	b.dead = startDeadLetters(b.burials, b.reads, b.records, &b.soon) //nolint:contextcheck // it lives until Close, not until Open returns
 	b.clock.LastTick.Store(b.clock.Now())
 	b.conn.Start(b.watchStalls)
@@ -214,8 +215,7 @@ func (b *Bus) open(ctx context.Context) (err error) {
 		b.conn.Start(b.admin.keepTopics)
 	}
 	b.conn.Start(b.reads.TendListings)
-	b.publishing.schedules.out = b.publishing.newPublisher("")
-	b.conn.Start(b.publishing.schedules.run)
+	b.publishers.StoreDue()
 	if s := b.cfg.Server; s != nil {
 		b.conn.Start(func() { s.Tend(b.conn.Ctx, b.serverRestarted, b.serverFailing) })
 	}

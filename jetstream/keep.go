@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -41,13 +40,6 @@ const (
 	// keepWait bounds one look.
 	keepWait = 10 * time.Second
 )
-
-// beyond reports whether a stream refused a message because of its bounds, and not for want of disk
-// space.
-func beyond(err error) bool {
-	refused, ok := errors.AsType[*conn.APIError](err)
-	return ok && refused.ErrCode == streams.ErrCodeStoreFailed && strings.HasPrefix(refused.Description, "maximum ")
-}
 
 // rejects reports whether a rule makes topics that reject.
 func (a *admin) rejects() bool {
@@ -169,7 +161,7 @@ func (a *admin) keep(ctx context.Context, t *streams.Topic) error {
 	last := min(state.FirstSeq+over-1, floor)
 	if last >= state.FirstSeq {
 		if a.clock.Now()-began > int64(keepWait) { // moves may not wait for this hub any more
-			return errStalled
+			return conn.ErrStalled
 		}
 		a.sayFull(t, false, "")
 		_, err := a.conn.PurgeStream(ctx, t.Stream.Name, "", last+1)

@@ -14,6 +14,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
 )
@@ -149,7 +150,7 @@ func TestRejectWaitsForTheSlowest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := conn.ParsePubAck(reply.Data, "orders"); !beyond(err) {
+			if _, err := conn.ParsePubAck(reply.Data, "orders"); !streams.Beyond(err) {
 				t.Fatalf("a native publisher got %s", reply.Data)
 			}
 			d := g.next()

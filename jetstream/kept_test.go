@@ -86,13 +86,13 @@ func TestSettlementsPassASlowLink(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	near := open(t, Config{URL: url})
-	publish(t, near, "slow", "0")
+	publishAll(t, near, "slow", "0")
 	var delay atomic.Int64
 	b := open(t, Config{URL: slowProxy(t, url, &delay), AckWait: 3 * time.Second, Connections: 1})
 	k := take(t, b, "slow", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: NeverGiveUp})
 	k.payloads(1)
 	delay.Store(int64(150 * time.Millisecond)) // later, or the link counts as mute
-	publish(t, near, "slow", "1")
+	publishAll(t, near, "slow", "1")
 	if err := k.next().Ack(); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestSettlementsPassASlowLink(t *testing.T) {
 func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	publish(t, b, "kept", "1")
+	publishAll(t, b, "kept", "1")
 	k := take(t, b, "kept", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
 	p, g, l := d.path(), d.group, b.conn.Links[0]
@@ -136,7 +136,7 @@ func TestWhatIsKeptBackIsSentAtTheEnd(t *testing.T) {
 func TestWhatIsKeptBackIsSentAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	publish(t, b, "kept", "1")
+	publishAll(t, b, "kept", "1")
 	k := take(t, b, "kept", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
 	p := d.path()
@@ -178,7 +178,7 @@ func TestALateDeliveryIsNotTakenForForgotten(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	a := open(t, Config{URL: url, AckWait: 30 * time.Second, Connections: 1})
-	publish(t, a, "late", "1")
+	publishAll(t, a, "late", "1")
 	k := take(t, a, "late", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
 	old := &nats.Msg{Subject: plainSubject("late"), Reply: d.reply, Data: []byte("1")}

@@ -59,10 +59,7 @@ func TestMaxKeys(t *testing.T) {
 	knows := func(b *Bus) {
 		t.Helper()
 		eventually(t, "the hub knows that the bucket is full", func() bool {
-			k := gatesOf(b.streams.Known("state.few")).keys
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			return k.present+k.since == 3
+			return b.publishers.KnownKeys(b.streams.Known("state.few")) == 3
 		})
 	}
 	knows(other)

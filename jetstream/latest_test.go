@@ -68,7 +68,7 @@ func filled(tb testing.TB, b *Bus, topic, key string, r event.Receipt) {
 		if err != nil {
 			return false
 		}
-		f := strings.Fields(conn.Last(m.Header[headerSource]))
+		f := strings.Fields(conn.Last(m.Header[native.HeaderSource]))
 		return len(f) > 1 && f[1] == strconv.FormatUint(r.Sequence, 10)
 	})
 }

@@ -203,7 +203,7 @@ func (s *Subscription) giveBackAll(back []*Delivery, lost bool) {
 	s.mu.Unlock()
 	for _, d := range singly {
 		if d.begun {
-			d.tell(nakNow)
+			d.tell(conn.NakNow)
 		} else {
 			s.spare(d, true)
 		}
@@ -351,7 +351,7 @@ func (s *Subscription) tick() {
 			next = min(next, now+int64(ttl/3))
 			if m.requested == 0 || m.seat != nil {
 				// an error means that the connection is down
-				_ = s.link.NC.Publish(m.group.keepAliveSubject(), progress)
+				_ = s.link.NC.Publish(m.group.keepAliveSubject(), conn.InProgress)
 			}
 		}
 		if m.retryAt > 0 && m.retryAt <= now {
@@ -409,10 +409,10 @@ func (d *Delivery) touchDue() int64 {
 // that they were sent.
 func (s *Subscription) touch(ds []*Delivery, sent int64) {
 	for _, d := range ds[:len(ds)-1] {
-		d.send(progress)
+		d.send(conn.InProgress)
 	}
 	// An error means that the connection is down; then all is forgotten anyway.
-	_ = s.link.Ask(&nats.Msg{Subject: ds[len(ds)-1].reply, Data: progress}, sent, conn.AskerFunc(func(reply *nats.Msg, err error) {
+	_ = s.link.Ask(&nats.Msg{Subject: ds[len(ds)-1].reply, Data: conn.InProgress}, sent, conn.AskerFunc(func(reply *nats.Msg, err error) {
 		if err != nil {
 			return
 		}

@@ -22,7 +22,7 @@ func TestMaxInFlightHoldsAcrossTopics(t *testing.T) {
 	b := open(t, Config{})
 	topics := []string{"fan.a", "fan.b", "fan.c", "fan.d"}
 	for _, topic := range topics {
-		publish(t, b, topic, topic, topic, topic)
+		publishAll(t, b, topic, topic, topic, topic)
 	}
 	k := take(t, b, topics[0], "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 2, Topics: topics[1:]})
 	seen := map[string]int{}
@@ -56,7 +56,7 @@ func TestMaxInFlightHoldsAcrossTopics(t *testing.T) {
 func TestFilterSettlesWhatItRefuses(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	receipts := publish(t, b, "filter", numbers(300)...)
+	receipts := publishAll(t, b, "filter", numbers(300)...)
 	k := take(t, b, "filter", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 2, Filter: func(e *event.Event) bool { return e.Payload[0] == '9' }})
 	want := []string{"9", "90", "91", "92", "93", "94", "95", "96", "97", "98", "99"}
 	if got := k.payloads(len(want)); !slices.Equal(got, want) {
@@ -72,7 +72,7 @@ func TestPauseGivesBackWhatHasNotBegun(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	one, two := open(t, Config{URL: url}), open(t, Config{URL: url})
-	publish(t, one, "pause", numbers(6)...)
+	publishAll(t, one, "pause", numbers(6)...)
 	a := take(t, one, "pause", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4})
 	first := a.next()
 	eventually(t, "four are out", func() bool { return len(a.ch) == 3 })
@@ -93,7 +93,7 @@ func TestPauseGivesBackWhatHasNotBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.sub.Resume()
-	publish(t, two, "pause", "after")
+	publishAll(t, two, "pause", "after")
 	if got := a.payloads(1); got[0] != "after" {
 		t.Errorf("got %q", got)
 	}
@@ -102,7 +102,7 @@ func TestPauseGivesBackWhatHasNotBegun(t *testing.T) {
 func TestDrainWaitsForLeases(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "drain", "1", "2")
+	publishAll(t, b, "drain", "1", "2")
 	k := take(t, b, "drain", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 1, MaxAttempts: 1})
 	d := k.next()
 	done := make(chan error)
@@ -128,7 +128,7 @@ func TestDrainWaitsForLeases(t *testing.T) {
 func TestALeaseThatTheHubMayHaveLostIsNotSettled(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{AckWait: 30 * time.Second})
-	publish(t, b, "fence", "1", "2")
+	publishAll(t, b, "fence", "1", "2")
 	k := take(t, b, "fence", "g", SubscribeOptions{From: FromEarliest})
 	late, fresh := k.next(), k.next()
 	k.sub.mu.Lock()
@@ -166,7 +166,7 @@ func forgetsItsLeases(t *testing.T, cfg Config, stall func(*Bus)) {
 	unlessStalledAgain(t, 1, func(log *slog.Logger) error {
 		cfg.AckWait, cfg.Logger = time.Second, log
 		b := open(t, cfg)
-		publish(t, b, "stall", "1")
+		publishAll(t, b, "stall", "1")
 		k := take(t, b, "stall", "g", SubscribeOptions{From: FromEarliest, AckTimeout: time.Minute})
 		d := k.next()
 		stall(b)
@@ -242,7 +242,7 @@ func holdFarBeyondAckWait(t *testing.T, log *slog.Logger) error {
 	t.Helper()
 	b := open(t, Config{AckWait: time.Second, Logger: log})
 	defer func() { _ = b.Close() }()
-	publish(t, b, "long", numbers(50)...)
+	publishAll(t, b, "long", numbers(50)...)
 	k := take(t, b, "long", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 40, AckTimeout: time.Minute})
 	begun := make([]*Delivery, 20)
 	for i := range begun {
@@ -278,7 +278,7 @@ func holdFarBeyondAckWait(t *testing.T, log *slog.Logger) error {
 func TestDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	r := publish(t, b, "poison", `{"n":12345678901234567890}`)[0]
+	r := publishAll(t, b, "poison", `{"n":12345678901234567890}`)[0]
 	k := take(t, b, "poison", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 3})
 	dead := take(t, b, "dlq.poison", "undertaker", SubscribeOptions{From: FromEarliest, MaxAttempts: 1})
 	for attempt := 1; attempt <= 3; attempt++ {
@@ -331,7 +331,7 @@ func TestDeadLetter(t *testing.T) {
 func TestOnlyALostSubscriberDeadLetters(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "end", "1", "2")
+	publishAll(t, b, "end", "1", "2")
 	opts := SubscribeOptions{From: FromEarliest, MaxAttempts: 1}
 	k := take(t, b, "end", "g", opts)
 	one := k.next()
@@ -393,7 +393,7 @@ func TestOldestLeaseOfAnIDIsSettledFirst(t *testing.T) {
 func TestConsume(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "work", numbers(20)...)
+	publishAll(t, b, "work", numbers(20)...)
 	var tries atomic.Int64
 	var mu sync.Mutex
 	seen := map[string]int{}
@@ -458,7 +458,7 @@ func TestHeldBytesStopThePull(t *testing.T) {
 func TestUnsettledEventsSurviveTheirConsumer(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "owed", "0", "1", "2")
+	publishAll(t, b, "owed", "0", "1", "2")
 	k := take(t, b, "owed", "g", SubscribeOptions{From: FromEarliest})
 	if err := k.next().Nack("", time.Minute); err != nil {
 		t.Fatal(err)
@@ -476,12 +476,12 @@ func TestUnsettledEventsSurviveTheirConsumer(t *testing.T) {
 func TestAPausedMemberKeepsItsGroup(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{AckWait: time.Second})
-	publish(t, b, "tabs", "before")
+	publishAll(t, b, "tabs", "before")
 	k := take(t, b, "tabs", "g", SubscribeOptions{GroupTTL: time.Second})
 	if err := k.sub.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "tabs", "while paused")
+	publishAll(t, b, "tabs", "while paused")
 	select { // longer than the TTL and what the server adds to it
 	case <-time.After(4 * time.Second):
 	case <-t.Context().Done():
@@ -499,7 +499,7 @@ func TestADeadLetterThatIsTooBigIsStoredWithoutItsPayload(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
 	topic := "huge"
-	publish(t, b, topic, "1")
+	publishAll(t, b, topic, "1")
 	if _, err := b.conn.JS.Publish(t.Context(), "event.huge", []byte(strings.Repeat("\x01", 300<<10))); err != nil {
 		t.Fatal(err)
 	}
@@ -519,7 +519,7 @@ func TestSeekDoesNotSwallowDeadLetters(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	const n = 200
-	publish(t, b, "twice", numbers(n)...)
+	publishAll(t, b, "twice", numbers(n)...)
 	k := take(t, b, "twice", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, MaxInFlight: n})
 	fail := func() {
 		for range n {
@@ -549,7 +549,7 @@ func TestCloseCarriesDeadLetters(t *testing.T) {
 	url := natsServer(t)
 	b, other := open(t, Config{URL: url}), open(t, Config{URL: url})
 	const n = 60
-	publish(t, b, "last", numbers(n)...)
+	publishAll(t, b, "last", numbers(n)...)
 	k := take(t, b, "last", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, MaxInFlight: n})
 	for range n {
 		if err := k.next().Nack("no", -1); err != nil {
@@ -568,7 +568,7 @@ func TestCloseCarriesDeadLetters(t *testing.T) {
 func TestModackDuringTheWriteCounts(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "early", "1")
+	publishAll(t, b, "early", "1")
 	k := take(t, b, "early", "g", SubscribeOptions{From: FromEarliest})
 	h := <-k.ch
 	sending, ok := h.BeginSend()

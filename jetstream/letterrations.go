@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/quota"
 )
 
@@ -24,7 +25,7 @@ func newLetterRations(c *core) *letterRations {
 	l := c.limits
 	return &letterRations{
 		core: c, rates: quota.New(float64(l.DeadLetterRate), l.DeadLetterBurst, l.Topics, nil),
-		shares: quota.New(float64(l.DeadLetterShare)/shareTime.Seconds(), l.DeadLetterShare, l.Topics, nil),
+		shares: quota.New(float64(l.DeadLetterShare)/publish.ShareTime.Seconds(), l.DeadLetterShare, l.Topics, nil),
 	}
 }
 

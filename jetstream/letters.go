@@ -15,6 +15,7 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/reading"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
@@ -41,7 +42,7 @@ type letters struct {
 	streams    *streams.Streams
 	reads      *reading.Reads
 	records    *records.Records
-	publishing *publishing
+	publishers *publish.Publishers
 	queues     *queues
 	backups    *backups // which redrives exclude
 
@@ -51,13 +52,13 @@ type letters struct {
 	puttingBack   chan struct{} // held by who puts events back now
 }
 
-func newLetters(c *core, s *streams.Streams, r *reading.Reads, records *records.Records, p *publishing, q *queues, k *backups) *letters {
+func newLetters(c *core, s *streams.Streams, r *reading.Reads, records *records.Records, p *publish.Publishers, q *queues, k *backups) *letters {
 	l := c.limits
 	return &letters{
-		core: c, streams: s, reads: r, records: records, publishing: p, queues: q, backups: k,
+		core: c, streams: s, reads: r, records: records, publishers: p, queues: q, backups: k,
 		book:          newLetterBook(),
 		redrives:      quota.NewPlaces(l.Redrives, (l.Redrives+1)/2),
-		putBackShares: quota.New(float64(l.PutBackShare)/shareTime.Seconds(), l.PutBackShare, l.Topics, nil),
+		putBackShares: quota.New(float64(l.PutBackShare)/publish.ShareTime.Seconds(), l.PutBackShare, l.Topics, nil),
 		puttingBack:   make(chan struct{}, 1),
 	}
 }
@@ -230,13 +231,13 @@ func (l *Letter) check(recordTopic string) error {
 		return errors.New("the event has no valid id")
 	case len(l.Event.Key) > MaxKey:
 		return errors.New("the key of the event is too long")
-	case l.Event.TS < 0 || l.Event.TS > maxSafeInteger:
+	case l.Event.TS < 0 || l.Event.TS > native.MaxTS:
 		return errors.New("the ts of the event is no time")
 	}
 	size := 0
 	for name, value := range l.Event.Headers {
 		size += len(name) + len(value)
-		if !token(name) || reserved(name) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		if !native.Token(name) || native.Reserved(name) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 			return errors.New("the event has a header that cannot be stored")
 		}
 	}
@@ -350,7 +351,7 @@ func (d *letters) letterStreams(ctx context.Context, f *LetterFilter) ([]letterS
 // eachLetter calls f for the letters of a stream from a sequence on that are in the filter's time,
 // until f returns reading.ErrStop. It reads ahead, a bounded number of bytes.
 func (d *letters) eachLetter(ctx context.Context, s *letterStream, from uint64, filter *LetterFilter, f func(*Letter, *conn.StoredMsg) error) error {
-	if stream, seq, ok := nativeID(filter.ID); ok {
+	if stream, seq, ok := native.ParsePlace(filter.ID); ok {
 		if stream != s.name || seq < from || seq > s.last {
 			return nil
 		}

@@ -30,7 +30,7 @@ func letterList(t *testing.T, b *Bus, filter LetterFilter) []*Letter {
 func TestForeignAndOldLetters(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
-	publish(t, b, "old", "1")
+	publishAll(t, b, "old", "1")
 	fail(t, b, "old", "g", "x", 1)
 	record := `{"id":"i%d","ts":5,"topic":"old","key":"k","headers":{"Event-Encoding":"text"},"payload":"not json"}`
 	bad := []string{
@@ -41,9 +41,9 @@ func TestForeignAndOldLetters(t *testing.T) {
 		`{"topic":"old","group":"g","original":{"id":"a","topic":"old","headers":{"a":"1\r\nNats-Msg-Id: x"},"payload":1}}`,
 	}
 	for _, payload := range bad {
-		publish(t, b, "dlq.old", payload)
+		publishAll(t, b, "dlq.old", payload)
 	}
-	publish(t, b, "dlq.old", `{"topic":"old","group":"g","original":`+fmt.Sprintf(record, 1)+`,"err":"y","ts":1,"attempts":5}`,
+	publishAll(t, b, "dlq.old", `{"topic":"old","group":"g","original":`+fmt.Sprintf(record, 1)+`,"err":"y","ts":1,"attempts":5}`,
 		`{"topic":"old","group":"g","original":{"id":"i2","ts":5,"topic":"old","payload":null},"err":"y (payload of 7 bytes left out: it is at old@1)","ts":1,"attempts":5}`)
 	faults := 0
 	for _, l := range letterList(t, b, LetterFilter{Topic: "old"}) {
@@ -75,8 +75,8 @@ func TestListAndCountOfLetters(t *testing.T) {
 	if page, err := letters.List(t.Context(), LetterFilter{}, "", 10, nil); err != nil || len(page.Letters) != 0 || page.Next != "" {
 		t.Fatalf("no letters: %+v, %v", page, err)
 	}
-	publish(t, b, "a", numbers(20)...)
-	publish(t, b, "b.c", numbers(10)...)
+	publishAll(t, b, "a", numbers(20)...)
+	publishAll(t, b, "b.c", numbers(10)...)
 	fail(t, b, "a", "g", "timeout: x", 20)
 	fail(t, b, "a", "h", "refused", 15)
 	middle := time.Now()

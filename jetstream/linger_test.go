@@ -29,7 +29,7 @@ func TestPullsOfMembersThatLeftDelayNothing(t *testing.T) {
 			t.Run(leave.how+", then subscribe on "+to.where, func(t *testing.T) {
 				t.Parallel()
 				topic := fmt.Sprintf("%s-%p", leave.how, to.bus)
-				publish(t, b, topic, "first")
+				publishAll(t, b, topic, "first")
 				for range left {
 					s := take(t, a, topic, "g", SubscribeOptions{}).sub
 					if err := leave.f(s, t.Context()); err != nil {
@@ -76,7 +76,7 @@ func TestPullsOfMembersThatLeftDelayNothing(t *testing.T) {
 func refuse(t *testing.T, b *Bus, topic string) (stop func() int) {
 	t.Helper()
 	k := take(t, b, topic, "g", SubscribeOptions{MaxAttempts: NeverGiveUp})
-	publish(t, b, topic, "refused")
+	publishAll(t, b, topic, "refused")
 	ended, laps := make(chan struct{}), make(chan int)
 	go func() {
 		defer close(laps) // also when the test fails
@@ -88,7 +88,7 @@ func refuse(t *testing.T, b *Bus, topic string) (stop func() int) {
 				return
 			default:
 			}
-			publish(t, b, topic+"-beside", "stored")
+			publishAll(t, b, topic+"-beside", "stored")
 			if err := d.Nack("control", 0); err != nil {
 				t.Error(err)
 			}

@@ -59,7 +59,7 @@ func TestLogOfRefusedEvents(t *testing.T) {
 	const n = 100
 	var texts []string
 	for _, topic := range []string{"one", "two"} {
-		publish(t, b, topic, "1")
+		publishAll(t, b, topic, "1")
 		info, err := b.conn.FindStream(t.Context(), topic)
 		if err != nil {
 			t.Fatal(err)

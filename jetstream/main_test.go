@@ -66,10 +66,10 @@ func natsServers(tb testing.TB, n int) string {
 	return threeServers(tb)
 }
 
-// publish publishes one event after the other. While a cluster changes the leader of a stream, the
-// outcome of a publish may be unknown, or no server may take the event. Then publish repeats it, as
-// a client may.
-func publish(tb testing.TB, b *Bus, topic string, payloads ...string) []event.Receipt {
+// publishAll publishes one event after the other. While a cluster changes the leader of a stream,
+// the outcome of a publish may be unknown, or no server may take the event. Then publishAll repeats
+// it, as a client may.
+func publishAll(tb testing.TB, b *Bus, topic string, payloads ...string) []event.Receipt {
 	tb.Helper()
 	var receipts []event.Receipt
 	for _, p := range payloads {

@@ -189,7 +189,7 @@ func TestAStreamKeepsRoom(t *testing.T) {
 			t.Errorf("the program's own: %s", code)
 		}
 	}
-	publish(t, b, "dlq.mine.1", "1")
+	publishAll(t, b, "dlq.mine.1", "1")
 	if _, _, err := b.History("dlq.mine.1").FindIDs(t.Context(), IDSearch{IDs: []string{"x"}}); err != nil {
 		t.Errorf("a look-up: %v", err)
 	}
@@ -204,7 +204,7 @@ func TestRoomOnForeignStreams(t *testing.T) {
 			t.Errorf("a stream of %d consumers has room for %d groups, want %d", have, got, want)
 		}
 	}
-	publish(t, b, "new", "1")
+	publishAll(t, b, "new", "1")
 	s, err := b.conn.JS.Stream(context.Background(), "new")
 	if err != nil || s.CachedInfo().Config.MaxConsumers != 11_000 {
 		t.Errorf("a new stream takes %d consumers, %v", s.CachedInfo().Config.MaxConsumers, err)
@@ -294,7 +294,7 @@ func TestDeletedTopicsMakeRoom(t *testing.T) {
 	a, b := open(t, Config{URL: url, Limits: limits}), open(t, Config{URL: url, Limits: limits})
 	for _, bus := range []*Bus{a, b} {
 		for topic := range 4 {
-			publish(t, bus, "room."+strconv.Itoa(topic), "1")
+			publishAll(t, bus, "room."+strconv.Itoa(topic), "1")
 		}
 		if _, err := bus.Publish(t.Context(), "more", []byte("1"), PublishOptions{}); err == nil {
 			t.Fatal("a topic more than allowed was made")
@@ -303,7 +303,7 @@ func TestDeletedTopicsMakeRoom(t *testing.T) {
 	if err := a.Admin().Topic("room.0").Delete(t.Context(), DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, a, "more", "1")
+	publishAll(t, a, "more", "1")
 	eventually(t, "the other hub has room for the new topic", func() bool {
 		_, err := b.Publish(t.Context(), "more", []byte("1"), PublishOptions{})
 		return err == nil

@@ -51,7 +51,7 @@ func TestGroupInfo(t *testing.T) {
 	if _, err := g.Info(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Fatalf("no topic: %v", err)
 	}
-	publish(t, b, "info", counted(10)...)
+	publishAll(t, b, "info", counted(10)...)
 	if _, err := g.Info(t.Context()); !errors.Is(err, event.ErrNotFound) {
 		t.Fatalf("no group: %v", err)
 	}
@@ -96,7 +96,7 @@ func TestPreview(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			topic := fmt.Sprintf("preview.%x", tt.name)
-			r := publish(t, b, topic, counted(12)...)
+			r := publishAll(t, b, topic, counted(12)...)
 			g := b.Group(topic, "g")
 			// 1 to 4, 6 and 8 are settled, 5 and 7 are not, 9 to 12 were not delivered
 			k := take(t, b, topic, "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 8, BatchSize: 8, Paused: true})
@@ -136,7 +136,7 @@ func TestPreview(t *testing.T) {
 			if err := g.Resume(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			publish(t, b, topic, "end")
+			publishAll(t, b, topic, "end")
 			var payloads []string
 			for len(payloads) == 0 || payloads[len(payloads)-1] != "end" {
 				d := k.next()
@@ -175,9 +175,9 @@ func TestBackCountsOnlyTheTopic(t *testing.T) {
 	k := take(t, b, "fam.a", "g", SubscribeOptions{From: FromEarliest})
 	for i := range 30 {
 		for range i % 4 {
-			publish(t, b, "fam.b", "x")
+			publishAll(t, b, "fam.b", "x")
 		}
-		publish(t, b, "fam.a", strconv.Itoa(i))
+		publishAll(t, b, "fam.a", strconv.Itoa(i))
 	}
 	k.ack(30, all)
 	info := settledUpTo(t, b.Group("fam.a", "g"), 0)
@@ -214,7 +214,7 @@ func TestPausedGroup(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	one, two := openRemote(t, Config{URL: url}), openRemote(t, Config{URL: url})
-	publish(t, one, "pause", counted(4)...)
+	publishAll(t, one, "pause", counted(4)...)
 	k := take(t, two, "pause", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4, BatchSize: 4})
 	d := k.next()
 	g := one.Group("pause", "g")
@@ -230,7 +230,7 @@ func TestPausedGroup(t *testing.T) {
 		return len(k.sub.out) == 1
 	})
 	late := take(t, one, "pause", "g", SubscribeOptions{})
-	publish(t, one, "pause", "5")
+	publishAll(t, one, "pause", "5")
 	if err := d.Extend(time.Minute); err != nil {
 		t.Errorf("a lease of before: %v", err)
 	}
@@ -286,7 +286,7 @@ func TestBookmark(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	one, two := openRemote(t, Config{URL: url, moveWait: briefly}), openRemote(t, Config{URL: url})
-	publish(t, one, "marks", counted(10)...)
+	publishAll(t, one, "marks", counted(10)...)
 	g := one.Group("marks", "g")
 	k := take(t, two, "marks", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 8, BatchSize: 8})
 	left := k.ack(8, func(p string) bool { return p != "3" && p != "6" })
@@ -320,7 +320,7 @@ func TestBookmark(t *testing.T) {
 		}
 		settledUpTo(t, g, 0)
 	}
-	publish(t, one, "marks", "11")
+	publishAll(t, one, "marks", "11")
 	if got := settledOf(k, 1); got[0] != "11" {
 		t.Errorf("then came %q", got)
 	}
@@ -366,7 +366,7 @@ func settledOf(k *taker, n int) []string {
 func TestBookmarkThatIsNotExact(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{moveWait: briefly})
-	publish(t, b, "rough", counted(4)...)
+	publishAll(t, b, "rough", counted(4)...)
 	g := b.Group("rough", "g")
 	k := take(t, b, "rough", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4, BatchSize: 4})
 	left := k.ack(4, func(p string) bool { return p != "2" })
@@ -391,7 +391,7 @@ func TestBookmarksAreBounded(t *testing.T) {
 	t.Parallel()
 	reached := &counter{}
 	b := open(t, Config{Observer: reached})
-	publish(t, b, "many", "1")
+	publishAll(t, b, "many", "1")
 	k := take(t, b, "many", "g", SubscribeOptions{})
 	marks := b.Group("many", "g").Bookmarks()
 	for i := range MaxBookmarks {

@@ -363,7 +363,7 @@ func (m *member) take(d *Delivery, wanted bool, came incoming) {
 	if d.knows == settled {
 		s.refillAt(now)
 		s.mu.Unlock()
-		d.tell(ackNow) // no other member needs it either
+		d.tell(conn.AckNow) // no other member needs it either
 		return
 	}
 	if now-came.sent >= int64(d.group.fence.usable) { // the server may have given it to another
@@ -378,7 +378,7 @@ func (m *member) take(d *Delivery, wanted bool, came incoming) {
 	if !wanted {
 		s.refillAt(now)
 		s.mu.Unlock()
-		d.tell(ackNow)
+		d.tell(conn.AckNow)
 		return
 	}
 	if came.behind {
@@ -479,7 +479,7 @@ func (d *Delivery) resolve() {
 		case ended && d.knows != forgotten:
 			d.group.bus.records.KeepNote(records.SpareNote{Subject: d.attemptsSubject(), Note: records.Note{Spared: spared + 1, Until: n.Until}})
 			if nak {
-				d.sendInTime(nakNow)
+				d.sendInTime(conn.NakNow)
 			}
 		}
 		s.advance()

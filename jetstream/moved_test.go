@@ -13,7 +13,7 @@ import (
 func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "late", numbers(4)...)
+	publishAll(t, b, "late", numbers(4)...)
 	if err := b.Group("late", "g").Seek(t.Context(), FromEarliest); err != nil {
 		t.Fatal(err)
 	}
@@ -47,13 +47,13 @@ func TestALateNoticeOfAMoveChangesNothing(t *testing.T) {
 func TestAGroupWithTTLThatWasDeletedKeepsItsName(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "ttl", "1")
+	publishAll(t, b, "ttl", "1")
 	k := take(t, b, "ttl", "tab-1", SubscribeOptions{GroupTTL: time.Minute, From: FromEarliest})
 	k.payloads(1)
 	if err := b.conn.JS.DeleteConsumer(t.Context(), "ttl", "tab-1"); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "ttl", "2")
+	publishAll(t, b, "ttl", "2")
 	if got := k.payloads(1); got[0] != "2" {
 		t.Errorf("got %q", got)
 	}

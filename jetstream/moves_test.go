@@ -172,7 +172,7 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 	defer func() { _ = operator.Close() }()
 	ids := []string{""} // by sequence
 	times := []time.Time{{}}
-	publish := func(k int) bool {
+	publishOne := func(k int) bool {
 		for range k {
 			r, err := operator.Publish(t.Context(), topic, []byte("1"), PublishOptions{})
 			if err != nil {
@@ -189,7 +189,7 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 		}
 		return true
 	}
-	if !publish(20) {
+	if !publishOne(20) {
 		return
 	}
 	g := operator.Group(topic, "g")
@@ -205,7 +205,7 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 		}
 	}()
 	for end := time.Now().Add(*movesFor); time.Now().Before(end) && !t.Failed(); {
-		if !publish(random.IntN(20)) {
+		if !publishOne(random.IntN(20)) {
 			return
 		}
 		switch k := random.IntN(10); {
@@ -235,7 +235,7 @@ func movesRun(t *testing.T, url string, n int, random *rand.Rand) {
 				deaf = hubs[random.IntN(2)].bus
 				deaf.subscriptions.mu.Lock()
 				// Then members are full: a pull that waits would tell of a move.
-				if full := publish(60); !full {
+				if full := publishOne(60); !full {
 					deaf.subscriptions.mu.Unlock()
 					return
 				}

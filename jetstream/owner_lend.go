@@ -557,7 +557,7 @@ func (w *owner) refuse(l *loan) {
 	ours := l.up.m.sub.endQuietly(l.up, event.Nacked)
 	w.awaits(l)
 	if ours {
-		l.up.tell(nakNow)
+		l.up.tell(conn.NakNow)
 	}
 }
 

@@ -33,18 +33,18 @@ func TestPutBackComesBeforeWhatWaits(t *testing.T) {
 			return w != nil
 		})
 		k := take(t, at, topic, "g", opts)
-		publish := func(n int) {
+		publishOne := func(n int) {
 			if _, err := a.Publish(t.Context(), topic, []byte(strconv.Itoa(n)), PublishOptions{Key: "a"}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		publish(1)
-		publish(2)
+		publishOne(1)
+		publishOne(2)
 		if err := k.next().Nack("poison", 0); err != nil {
 			t.Fatal(err)
 		}
 		has := k.next()
-		publish(3)
+		publishOne(3)
 		eventually(t, "the dead letter is put back", func() bool {
 			got, err := a.Admin().DeadLetters().Redrive(t.Context(), LetterFilter{Topic: topic}, RedriveOptions{})
 			return err == nil && got.Done == 1
@@ -177,14 +177,14 @@ func TestPurgedEventsFreeTheirKeys(t *testing.T) {
 	const keys = 400
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	k := take(t, b, "purged", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true, MaxInFlight: keys})
-	publish := func() {
+	publishOne := func() {
 		for n := range keys {
 			if _, err := b.Publish(t.Context(), "purged", []byte("1"), PublishOptions{Key: fmt.Sprint("k", n)}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	publish()
+	publishOne()
 	has := make([]*Delivery, keys)
 	for i := range has {
 		has[i] = k.next()
@@ -197,7 +197,7 @@ func TestPurgedEventsFreeTheirKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	publish()
+	publishOne()
 	for range keys {
 		if err := k.next().Ack(); err != nil {
 			t.Fatal(err)
@@ -212,13 +212,13 @@ func TestPurgedEventsCostNoCredit(t *testing.T) {
 	// Of a key's events beyond 1,000, the owner keeps only the places.
 	const events, most = 1100, 2
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	publish := func(key string) {
+	publishOne := func(key string) {
 		if _, err := b.Publish(t.Context(), "credit", []byte(key), PublishOptions{Key: key}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range events {
-		publish("a")
+		publishOne("a")
 	}
 	k := take(t, b, "credit", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true, MaxInFlight: most, BatchSize: most})
 	e := k.next()
@@ -231,8 +231,8 @@ func TestPurgedEventsCostNoCredit(t *testing.T) {
 	if _, err := b.Admin().Topic("credit").Purge(t.Context(), PurgeOptions{All: true}); err != nil {
 		t.Fatal(err)
 	}
-	publish("b")
-	publish("a")
+	publishOne("b")
+	publishOne("a")
 	for got := map[string]int{}; ; e = k.next() {
 		key := string(e.Event.Payload)
 		got[key]++

@@ -213,7 +213,7 @@ func TestPageBounds(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
-	publish(t, b, "plain", "1")
+	publishAll(t, b, "plain", "1")
 	_, err := b.Keys("plain").Page(t.Context(), 0, 1)
 	if known, ok := errors.AsType[*event.Error](err); !ok || known.Code != event.CodeBadTopic {
 		t.Errorf("a topic that is not compacted: %v", err)

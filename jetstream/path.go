@@ -45,7 +45,7 @@ func (g *group) silent(l *conn.Link, now int64) bool {
 func (d *Delivery) tell(what []byte) {
 	if d.loan != nil {
 		how := byte(loanNaked)
-		if bytes.Equal(what, ackNow) {
+		if bytes.Equal(what, conn.AckNow) {
 			how = loanAcked
 		}
 		d.loan.end(loanEnd{What: how})
@@ -57,7 +57,7 @@ func (d *Delivery) tell(what []byte) {
 		return
 	}
 	d.send(what)
-	if bytes.Equal(what, ackNow) {
+	if bytes.Equal(what, conn.AckNow) {
 		d.noteAck()
 	}
 }
@@ -72,10 +72,10 @@ func acknowledge(ds []*Delivery, now int64) {
 			silent = g.silent(d.m.sub.link, now)
 		}
 		if silent {
-			g.paths[d.m.sub.link.Index].keep(settlement{d: d, what: ackNow})
+			g.paths[d.m.sub.link.Index].keep(settlement{d: d, what: conn.AckNow})
 			continue
 		}
-		d.send(ackNow)
+		d.send(conn.AckNow)
 		d.noteAck()
 	}
 }
@@ -130,7 +130,7 @@ func (p *path) release(l *conn.Link) {
 		return nil
 	})
 	for _, reply := range again {
-		_ = l.NC.Publish(reply, ackNow)
+		_ = l.NC.Publish(reply, conn.AckNow)
 	}
 	for _, k := range kept {
 		k.d.sendInTime(k.what)
@@ -240,7 +240,7 @@ func (g *group) probe(l *conn.Link, p *path, now int64) {
 	if !l.Up.Load() || !p.Begin(now) {
 		return
 	}
-	msg := &nats.Msg{Subject: g.keepAliveSubject(), Data: progress}
+	msg := &nats.Msg{Subject: g.keepAliveSubject(), Data: conn.InProgress}
 	err := l.AskUntil(msg, now+int64(conn.ProbeWait), conn.AskerFunc(func(reply *nats.Msg, err error) {
 		answered := err == nil && !conn.NoResponders(reply)
 		p.End(now, answered)

@@ -103,7 +103,7 @@ func TestApplyMakesWhatRulesName(t *testing.T) {
 		cfg.MaxMsgSize != 1<<10+event.PayloadMargin || cfg.Storage != natsjs.MemoryStorage {
 		t.Errorf("got %+v", cfg)
 	}
-	publish(t, b, "user.7", "1")
+	publishAll(t, b, "user.7", "1")
 	if n := streamInfo(t, b, "users").State.Msgs; n != 1 {
 		t.Errorf("the family has %d messages", n)
 	}
@@ -122,8 +122,8 @@ func TestNothingIsDeletedUnlessTold(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	before := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "t.*"}, {Pattern: "f.*", Family: "f"}}})
-	publish(t, before, "t.a", numbers(10)...)
-	publish(t, before, "f.a", numbers(10)...)
+	publishAll(t, before, "t.a", numbers(10)...)
+	publishAll(t, before, "f.a", numbers(10)...)
 	after := open(t, Config{URL: url, Topics: []topics.Rule{
 		{Pattern: "t.*", MaxAge: time.Hour, MaxBytes: 1000, MaxMsgs: 3, DuplicateWindow: time.Minute},
 		{Pattern: "f.*", Family: "f", MaxMsgs: 5},
@@ -181,7 +181,7 @@ func TestNoRuleDeletesByItself(t *testing.T) {
 	for i := range 25 {
 		topic := fmt.Sprintf("t.%d", i)
 		b := open(t, Config{URL: url, Connections: 1, Topics: []topics.Rule{pick()}})
-		publish(t, b, topic, numbers(20)...)
+		publishAll(t, b, topic, numbers(20)...)
 		old := streamInfo(t, b, objectName(topic))
 		next := open(t, Config{URL: url, Connections: 1, Topics: []topics.Rule{pick()}})
 		for _, c := range apply(t, next, false) {
@@ -264,12 +264,12 @@ func TestSubjectsGrowWithTheFamily(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	before := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "user.*", Family: "users"}}})
-	publish(t, before, "user.a", "1")
+	publishAll(t, before, "user.a", "1")
 	after := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "user.**", Family: "users"}}})
 	if changes := apply(t, after, false); len(changes) != 1 || !changes[0].Done || changes[0].Field != "subjects" {
 		t.Errorf("got %v", outcomes(changes))
 	}
-	publish(t, after, "user.a.b", "2")
+	publishAll(t, after, "user.a.b", "2")
 	if info := streamInfo(t, after, "users"); info.State.Msgs != 2 || info.Config.Metadata[metaPattern] != "user.**" {
 		t.Errorf("got %+v", info.Config)
 	}
@@ -280,7 +280,7 @@ func TestSubjectsGrowWithTheFamily(t *testing.T) {
 func TestOneFailureStopsNothing(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
-	publish(t, open(t, Config{URL: url}), "t", "1")
+	publishAll(t, open(t, Config{URL: url}), "t", "1")
 	b := open(t, Config{URL: url, Topics: []topics.Rule{{Pattern: "new", Replicas: 3}, {Pattern: "t", Replicas: 3, MaxAge: 30 * 24 * time.Hour}, {Pattern: "fine"}}})
 	same(t, "apply", outcomes(apply(t, b, false)), []string{
 		"change: t: retention.age is 7d, the rule says 30d, done true, error false",
@@ -355,7 +355,7 @@ func TestDriftIsReportedAndUsed(t *testing.T) {
 		Logger: slog.New(slog.NewTextHandler(&lockedWriter{mu: &mu, w: &log}, nil)),
 	})
 	makeStream(t, b, natsjs.StreamConfig{Name: "t", Subjects: []string{"event.t", "keyed.*.t"}, MaxAge: 2 * time.Hour, AllowDirect: true})
-	publish(t, b, "t", numbers(10)...)
+	publishAll(t, b, "t", numbers(10)...)
 	mu.Lock()
 	defer mu.Unlock()
 	if text := log.String(); !strings.Contains(text, `stream differs from its rule" topic=t stream=t drift="retention.age is 2h, the rule says 1h; retention.messages is none, the rule says 5"`) {

@@ -84,7 +84,7 @@ func TestExpectKeySequence(t *testing.T) {
 	if _, err := b.Publish(t.Context(), "state", []byte("2"), PublishOptions{Key: "k", ExpectKeySequence: at(0)}); !errors.Is(err, event.ErrKeyChanged) {
 		t.Errorf("got %v", err)
 	}
-	publish(t, b, "state", "other")
+	publishAll(t, b, "state", "other")
 	if _, err := b.Publish(t.Context(), "state", []byte("2"), PublishOptions{Key: "k", ExpectKeySequence: at(first.Sequence)}); err != nil {
 		t.Errorf("got %v", err)
 	}
@@ -162,7 +162,7 @@ func TestAllFieldsSurvive(t *testing.T) {
 func TestADeletedStreamIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "gone", "1")
+	publishAll(t, b, "gone", "1")
 	if err := b.conn.JS.DeleteStream(t.Context(), "gone"); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestADeletedStreamIsMadeAnew(t *testing.T) {
 	if e, ok := errors.AsType[*event.Error](err); !ok || e.Code != event.CodePublishFailed {
 		t.Errorf("got %v", err)
 	}
-	publish(t, b, "gone", "3")
+	publishAll(t, b, "gone", "3")
 }
 
 func TestLimitsOfTopics(t *testing.T) {
@@ -184,9 +184,7 @@ func TestLimitsOfTopics(t *testing.T) {
 		return fmt.Sprint(err)
 	}
 	pub := func(p *Publisher, topic string) error {
-		_, err := b.publishing.publishWait(t.Context(), func(done func(event.Receipt, error)) error {
-			return p.PublishAsync(t.Context(), topic, []byte("1"), PublishOptions{}, done)
-		})
+		_, err := p.Publish(t.Context(), topic, []byte("1"), PublishOptions{})
 		return err
 	}
 	one, two := b.NewPublisher(), b.NewPublisher()
@@ -209,7 +207,7 @@ func TestLimitsOfTopics(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", c.topic, got, c.want)
 		}
 	}
-	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{CountFor: one.client}, ignore)
+	_, err := b.Subscribe(t.Context(), "t6", "g", SubscribeOptions{CountFor: "another"}, ignore)
 	if got := code(err); got != event.CodeOverloaded {
 		t.Errorf("subscribe: got %s", got)
 	}
@@ -233,7 +231,7 @@ func TestPayloadLimit(t *testing.T) {
 func TestCloseTwice(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "a", "1")
+	publishAll(t, b, "a", "1")
 	for range 2 {
 		if err := b.Close(); err != nil {
 			t.Fatal(err)
@@ -275,7 +273,7 @@ func TestAForeignStreamIsNotShown(t *testing.T) {
 	if _, err := b.conn.JS.Publish(t.Context(), "event.other", []byte("1")); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "shared", "2")
+	publishAll(t, b, "shared", "2")
 	if n, err := scanned(t, b, "shared"); n != 1 || err != nil {
 		t.Errorf("%d events, %v", n, err)
 	}

@@ -132,9 +132,9 @@ func queueSubject(queue string) string { return putBackSubject + queue + "." }
 func (l *letter) copyHeader() nats.Header {
 	f := native.Fields{TS: l.event.TS, HasTS: true, SID: l.event.SID, Headers: l.event.Headers, Tags: l.event.Tags, CausedBy: l.event.CausedBy, Tombstone: l.origin.tombstone}
 	h := f.Header("", false)
-	h[headerID] = []string{l.event.ID}
+	h[native.HeaderID] = []string{l.event.ID}
 	h[headerLetter] = []string{l.ref.String()}
-	h[headerGroup] = []string{jsonList([]string{l.topic, l.group})}
+	h[headerGroup] = []string{native.JSONList([]string{l.topic, l.group})}
 	if l.event.Key != "" {
 		h[headerKey] = []string{keyToken(l.event.Key)}
 	}

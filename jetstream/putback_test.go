@@ -41,7 +41,7 @@ func queueOfGroup(t *testing.T, b *Bus, topic string) string {
 func TestAQueueThatAMemberMakesAgainEndsWithTheTTL(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{AckWait: time.Second})
-	publish(t, b, "tab", "1")
+	publishAll(t, b, "tab", "1")
 	opts := SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: 2 * time.Second}
 	k := take(t, b, "tab", "g", opts)
 	if err := k.next().Nack("no", 0); err != nil {
@@ -72,7 +72,7 @@ func TestAQueueOfAGroupThatWaitsForItsServerEndsWithTheTTL(t *testing.T) {
 	t.Parallel()
 	s := natstest.Start(t)
 	b := open(t, Config{URL: s.URL()})
-	publish(t, b, "tab", "1")
+	publishAll(t, b, "tab", "1")
 	opts := SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: time.Minute}
 	k := take(t, b, "tab", "g", opts)
 	if err := k.next().Nack("no", 0); err != nil {
@@ -112,7 +112,7 @@ func TestAQueueOfAGroupThatWaitsForItsServerEndsWithTheTTL(t *testing.T) {
 func TestALetterIsPutBackOnce(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
-	publish(t, b, "once", numbers(3)...)
+	publishAll(t, b, "once", numbers(3)...)
 	fail(t, b, "once", "g", "no", 3)
 	letters := letterList(t, b, LetterFilter{})
 	r := func() *redrive { return &redrive{letters: b.letters, queues: make(map[[2]string]queueOf)} }
@@ -179,11 +179,11 @@ func TestALetterIsPutBackOnce(t *testing.T) {
 func TestPutBackEventsShareMaxInFlight(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
-	publish(t, b, "shared", numbers(20)...)
+	publishAll(t, b, "shared", numbers(20)...)
 	fail(t, b, "shared", "g", "no", 20)
 	k := take(t, b, "shared", "g", SubscribeOptions{MaxInFlight: 1, BatchSize: 1})
 	redriveAll(t, b, LetterFilter{}, RedriveOptions{})
-	publish(t, b, "shared", numbers(20)...)
+	publishAll(t, b, "shared", numbers(20)...)
 	d := k.next()
 	k.quiet(600 * time.Millisecond) // one is leased
 	if err := d.Ack(); err != nil {
@@ -197,7 +197,7 @@ func TestPutBackEventsShareMaxInFlight(t *testing.T) {
 func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
-	publish(t, b, "gone", numbers(4)...)
+	publishAll(t, b, "gone", numbers(4)...)
 	fail(t, b, "gone", "g", "no", 4)
 	letters := letterList(t, b, LetterFilter{})
 	redriveAll(t, b, LetterFilter{EventID: letters[0].Event.ID}, RedriveOptions{})
@@ -233,7 +233,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 	}
 	// a hub that was late
 	lost := &streams.Topic{Name: "x", Stream: &streams.Stream{Name: putBackStream, Family: true, Slots: make(chan struct{}, 1), Ready: b.streams.Known("gone").Stream.Ready, Headroom: &b.streams.Headrooms.File}, Subject: queueSubject(old) + "x", Obs: event.NopObserver{}}
-	if err := b.publishing.store(t.Context(), lost, []byte("1"), "", ""); err != nil {
+	if err := b.publishers.Store(t.Context(), lost, []byte("1"), "", ""); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.queues.sweepPutBack(t.Context(), 0); err != nil {
@@ -262,7 +262,7 @@ func TestADeletedGroupTakesNothingBack(t *testing.T) {
 func TestQueuesFollowTheirGroup(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t)})
-	publish(t, b, "follow", numbers(3)...)
+	publishAll(t, b, "follow", numbers(3)...)
 	fail(t, b, "follow", "g", "no", 3)
 	letters := letterList(t, b, LetterFilter{})
 	k := take(t, b, "follow", "g", SubscribeOptions{})
@@ -291,7 +291,7 @@ func TestQueuesFollowTheirGroup(t *testing.T) {
 func TestAQueueEndsWithItsTTL(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), AckWait: time.Second})
-	publish(t, b, "tab", "1")
+	publishAll(t, b, "tab", "1")
 	k := take(t, b, "tab", "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 1, GroupTTL: 4 * time.Second})
 	if err := k.next().Nack("no", 0); err != nil {
 		t.Fatal(err)
@@ -315,7 +315,7 @@ func TestAQueueEndsWithItsTTL(t *testing.T) {
 func TestAPausedGroupIsGivenNothingBack(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "orders", "first", "second")
+	publishAll(t, b, "orders", "first", "second")
 	fail(t, b, "orders", "g", "no stock", 2)
 	g := b.Group("orders", "g")
 	if err := g.Pause(t.Context()); err != nil {

@@ -450,7 +450,7 @@ func TestRangeEndsWithItsContext(t *testing.T) {
 	const n, size = 300, 100_000
 	payload := `"` + strings.Repeat("x", size) + `"`
 	for range n {
-		publish(t, b, "t", payload)
+		publishAll(t, b, "t", payload)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -47,7 +47,7 @@ func TestReadOfARangeThatIsGone(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
 	for i := range 10 {
-		publish(t, b, "torn", strconv.Itoa(i))
+		publishAll(t, b, "torn", strconv.Itoa(i))
 	}
 	r, err := b.History("torn").Range(t.Context(), ReadOptions{From: FromAfterID("torn@2")})
 	if err != nil {
@@ -71,7 +71,7 @@ func TestReadOfARangeThatIsGone(t *testing.T) {
 	if err := s.Purge(t.Context(), natsjs.WithPurgeSequence(11)); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, b, "torn", "later")
+	publishAll(t, b, "torn", "later")
 	if n, err := last(); n != 0 || !errors.Is(err, ErrDropped) {
 		t.Errorf("after a purge: %d events, %v", n, err)
 	}

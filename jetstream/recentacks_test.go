@@ -47,7 +47,7 @@ func TestAcksDuringChangesOfLeader(t *testing.T) {
 func ackDuringChangesOfLeader(t *testing.T, b *Bus, topic string) (again, events int) {
 	t.Helper()
 	const every = 400 * time.Millisecond
-	publish(t, b, topic, "0")
+	publishAll(t, b, topic, "0")
 	var mu sync.Mutex
 	acked := map[string]bool{}
 	s, err := b.Subscribe(t.Context(), topic, "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 1000}, func(h *Held) {
@@ -173,7 +173,7 @@ func TestRecentAcks(t *testing.T) {
 func TestAcksForAConsumerThatIsGone(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), AckWait: time.Second, Connections: 1})
-	publish(t, b, "gone", "1")
+	publishAll(t, b, "gone", "1")
 	k := take(t, b, "gone", "g", SubscribeOptions{From: FromEarliest})
 	d := k.next()
 	g := d.group

@@ -137,7 +137,7 @@ func TestARedriveToTheGroup(t *testing.T) {
 	}
 	eventually(t, "nothing waits", func() bool { got := backlog(t, b, "orders"); return got.PutBack+got.PutBackLeased == 0 })
 	bystander.quiet(100 * time.Millisecond)
-	publish(t, b, "orders", `"fresh"`)
+	publishAll(t, b, "orders", `"fresh"`)
 	if got := late.payloads(1)[0]; got != `"fresh"` {
 		t.Errorf("then came %s", got)
 	}
@@ -186,7 +186,7 @@ func TestRedrivesAtTheSameTime(t *testing.T) {
 	const n = 200
 	url := natsServer(t)
 	hubs := []*Bus{open(t, Config{URL: url}), open(t, Config{URL: url})}
-	publish(t, hubs[0], "rush", numbers(n)...)
+	publishAll(t, hubs[0], "rush", numbers(n)...)
 	fail(t, hubs[0], "rush", "g", "no", n)
 	k := take(t, hubs[1], "rush", "g", SubscribeOptions{})
 	var mu sync.Mutex
@@ -224,7 +224,7 @@ func TestARedriveBetweenCopyAndRemoval(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	b, other := open(t, Config{URL: url}), open(t, Config{URL: url})
-	publish(t, b, "rush", numbers(3)...)
+	publishAll(t, b, "rush", numbers(3)...)
 	fail(t, b, "rush", "g", "no", 3)
 	batch := letterList(t, b, LetterFilter{Topic: "rush"})
 	look := func(b *Bus) (*redrive, []*putting, uint64) {
@@ -300,7 +300,7 @@ func TestALetterWithoutPayload(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t)})
 	// control characters grow sixfold
 	text := strings.Repeat("\x01", 900_000)
-	publish(t, b, "large", text, text)
+	publishAll(t, b, "large", text, text)
 	fail(t, b, "large", "g", "no", 2)
 	letters := letterList(t, b, LetterFilter{})
 	if !letters[0].Bare {
@@ -331,7 +331,7 @@ func TestLimitsOfARedrive(t *testing.T) {
 	t.Parallel()
 	c := &counter{}
 	b := open(t, Config{URL: natsServer(t), Observer: c, Limits: Limits{PutBack: 20, PutBackShare: 12 * deadOverhead}})
-	publish(t, b, "limits", numbers(30)...)
+	publishAll(t, b, "limits", numbers(30)...)
 	fail(t, b, "limits", "g", "no", 30)
 	letters := b.Admin().DeadLetters()
 	began := time.Now()
@@ -371,7 +371,7 @@ func TestARedriveOnACluster(t *testing.T) {
 	servers := natstest.RunCluster(t, 3)
 	cfg := Config{URL: natstest.ClientURLs(servers...), Replicas: 3}
 	b, other := open(t, cfg), open(t, cfg)
-	publish(t, b, "three", numbers(n)...)
+	publishAll(t, b, "three", numbers(n)...)
 	fail(t, b, "three", "g", "no", n)
 	k := take(t, other, "three", "g", SubscribeOptions{})
 	moved := false

@@ -158,7 +158,7 @@ func (r *redrive) send(ctx context.Context, out []*putting, last uint64) {
 			continue
 		}
 		h := p.letter.copyHeader()
-		h[headerExpectSubSeq] = []string{"0"}
+		h[natsjs.ExpectedLastSubjSeqHeader] = []string{"0"}
 		h[headerExpectSeq] = []string{strconv.FormatUint(last, 10)}
 		last++
 		p.err = conn.ErrNoReply
@@ -201,7 +201,7 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 			case p.stored:
 			case p.err == nil:
 				p.stored = true
-			case ctx.Err() == nil && !full(p.err) && !tooLarge(p.err):
+			case ctx.Err() == nil && !full(p.err) && !conn.TooLarge(p.err):
 				// Somebody else was first, or the outcome is not known.
 				p.stored, _ = r.copied(ctx, p.queue, p.listed)
 			}
@@ -225,7 +225,7 @@ func (r *redrive) ended(ctx context.Context, out []*putting) (again []*Letter, e
 		case full(p.err):
 			d.obs.LimitReached("put_back_bytes")
 			errs[i] = &event.Error{Code: event.CodeOverloaded, Msg: "the event store has no room for more events that were put back: the letters that are left stay; redrive them when members have settled what waits"}
-		case tooLarge(p.err):
+		case conn.TooLarge(p.err):
 			r.result.skip("the event does not fit into a message of the event store")
 		default:
 			again = append(again, p.listed)
@@ -241,12 +241,6 @@ func firstError(errs []error) error {
 		}
 	}
 	return nil
-}
-
-// tooLarge reports that a stream refused a message for its size.
-func tooLarge(err error) bool {
-	refused, ok := errors.AsType[*conn.APIError](err)
-	return ok && refused.ErrCode == errCodeTooLarge || errors.Is(err, nats.ErrMaxPayload)
 }
 
 // findQueues finds the queues of the groups of a batch, anew for each batch: a group may have been

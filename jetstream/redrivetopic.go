@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
 )
 
 // toTopics publishes the events of a batch on their topics.
@@ -66,12 +68,12 @@ func (r *redrive) publish(ctx context.Context, l *letter) (why string, err error
 		CausedBy: append(append([]string{}, e.CausedBy...), e.ID), Tombstone: e.Tombstone, Wrapper: true,
 	}
 	for try := 1; ; try++ {
-		_, err = r.letters.publishing.publish(ctx, l.topic, payload, opts)
+		_, err = r.letters.publishers.Own().Publish(ctx, l.topic, payload, (*publish.Options)(&opts))
 		refused, known := errors.AsType[*event.Error](err)
 		switch {
 		case err == nil:
 			return "", nil
-		case known && (refused.Code == event.CodeBadOptions || errors.Is(err, event.ErrTooLarge) || tooLarge(err)):
+		case known && (refused.Code == event.CodeBadOptions || errors.Is(err, event.ErrTooLarge) || conn.TooLarge(err)):
 			return refused.Msg, nil
 		case !known || refused.Code != event.CodePublishFailed && refused.Code != event.CodeInternal || ctx.Err() != nil || Refused(err) || try == redriveTries:
 			return "", err

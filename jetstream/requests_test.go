@@ -38,7 +38,7 @@ func requests(t *testing.T) (said string, late bool) {
 	w := record(t, url)
 	b := open(t, requestsConfig(Config{URL: w.proxy.URL(), Connections: 2}))
 	w.opened(&out, "first Open, 2 connections", b)
-	publish(t, b, "before", "1")
+	publishAll(t, b, "before", "1")
 	_ = b.Close()
 
 	w = record(t, url)
@@ -219,9 +219,9 @@ func (w *wire) opened(out *strings.Builder, title string, b *Bus) {
 // group until Close comes to ordered groups. closed reports whether Close was late.
 func (w *wire) closed(out *strings.Builder, title string, b, other *Bus) (late bool) {
 	w.tb.Helper()
-	publish(w.tb, b, "plain", "1")
-	publish(w.tb, b, "ordered", "1")
-	publish(w.tb, b, "failed", "1", "2")
+	publishAll(w.tb, b, "plain", "1")
+	publishAll(w.tb, b, "ordered", "1")
+	publishAll(w.tb, b, "failed", "1", "2")
 	_ = take(w.tb, b, "plain", "g", SubscribeOptions{From: FromEarliest}).next()
 	ordered := take(w.tb, b, "ordered", "g", SubscribeOptions{From: FromEarliest, OrderByKey: true})
 	_ = ordered.next()

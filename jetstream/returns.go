@@ -102,11 +102,11 @@ func (r *returns) send(b *Bus, back returned) {
 			pause = time.After(time.Duration(len(ds)) * time.Second / time.Duration(r.rate))
 		}
 		for _, d := range ds {
-			d.sendInTime(nakNow)
+			d.sendInTime(conn.NakNow)
 		}
 		ctx, cancel := context.WithTimeout(b.conn.Ctx, records.NoteWait)
 		// An error is no answer in time; then others need not wait for longer.
-		_, _ = back.s.link.Request(ctx, back.g.keepAliveSubject(), progress)
+		_, _ = back.s.link.Request(ctx, back.g.keepAliveSubject(), conn.InProgress)
 		cancel()
 		back.left(len(ds))
 		if pause != nil {

@@ -35,7 +35,7 @@ func TestUnreadEventsAreBounded(t *testing.T) {
 	const events, groups, limit = 1000, 5, 300
 	seen := new(counter)
 	b := open(t, Config{URL: natsServer(t)})
-	publish(t, b, "unread", numbers(events)...)
+	publishAll(t, b, "unread", numbers(events)...)
 	holder := NewHolder(HolderLimits{Unread: limit}, seen.LimitReached)
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: maxInFlightLimit, BatchSize: maxInFlightLimit}
 	fetch := func(h *Holder) (subs []*Subscription) {
@@ -93,7 +93,7 @@ func TestGivingBackManyTakesOneNote(t *testing.T) {
 	const events = 1000
 	url := natsServer(t)
 	a, b := open(t, Config{URL: url}), open(t, Config{URL: url})
-	publish(t, a, "many", numbers(events)...)
+	publishAll(t, a, "many", numbers(events)...)
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events}
 	notes := func() uint64 {
 		s, err := a.conn.JS.Stream(t.Context(), "KV_"+native.AttemptsBucket)
@@ -142,7 +142,7 @@ func TestAGroupThatComesBackKnowsItsEvents(t *testing.T) {
 	const events = 200
 	seen := &missing{}
 	b := open(t, Config{URL: natsServer(t), Observer: seen})
-	publish(t, b, "back", numbers(events)...)
+	publishAll(t, b, "back", numbers(events)...)
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events}
 	first := take(t, b, "back", "g", opts)
 	for range events {
@@ -189,7 +189,7 @@ func TestWhatALostClientHadIsGivenBackInTurn(t *testing.T) {
 	t.Parallel()
 	const events, limit = 1000, 250
 	b := open(t, Config{URL: natsServer(t)})
-	publish(t, b, "lost", numbers(events)...)
+	publishAll(t, b, "lost", numbers(events)...)
 	holder := NewHolder(HolderLimits{Held: events, Unread: limit}, nil)
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events, Holder: holder}
 	k := take(t, b, "lost", "g", opts)
@@ -222,7 +222,7 @@ func TestOwnWorkIsNoStall(t *testing.T) {
 	unlessStalled(t, func(log *slog.Logger) error {
 		b := open(t, Config{URL: natsServer(t), AckWait: 3 * time.Second, Logger: log})
 		defer func() { _ = b.Close() }()
-		publish(t, b, "work", "1")
+		publishAll(t, b, "work", "1")
 		k := take(t, b, "work", "g", SubscribeOptions{From: FromEarliest})
 		d := k.next()
 		done := make(chan struct{})

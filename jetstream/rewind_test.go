@@ -21,7 +21,7 @@ func TestAGroupBehindTheEndOfItsStream(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := natsServer(t)
-			publish(t, open(t, Config{URL: url}), "t", numbers(3)...)
+			publishAll(t, open(t, Config{URL: url}), "t", numbers(3)...)
 			look := natstest.Look(t, url)
 			if restored {
 				s, err := look.JS.Stream(t.Context(), "t")
@@ -41,7 +41,7 @@ func TestAGroupBehindTheEndOfItsStream(t *testing.T) {
 			}
 			b := open(t, Config{URL: url})
 			k := take(t, b, "t", "g", SubscribeOptions{})
-			publish(t, b, "t", "after")
+			publishAll(t, b, "t", "after")
 			if got := k.payloads(1)[0]; got != "after" {
 				t.Errorf("%s came first", got)
 			}
@@ -65,7 +65,7 @@ func TestAGroupAmongTheRemainsOfAnother(t *testing.T) {
 			server := natstest.StartStoring(t, natstest.Storage{Dir: dir, Sync: time.Second})[0]
 			b := open(t, Config{URL: server.URL()})
 			k := take(t, b, "t", "g", SubscribeOptions{MaxInFlight: 10})
-			publish(t, b, "t", numbers(10)...)
+			publishAll(t, b, "t", numbers(10)...)
 			for i := range 10 {
 				if d := k.next(); i < consumed {
 					if err := d.Ack(); err != nil {
@@ -85,7 +85,7 @@ func TestAGroupAmongTheRemainsOfAnother(t *testing.T) {
 			server.Start()
 			b = open(t, Config{URL: server.URL()})
 			k = take(t, b, "t", "g", SubscribeOptions{})
-			publish(t, b, "t", "a", "b", "c")
+			publishAll(t, b, "t", "a", "b", "c")
 			if got := k.payloads(3); !slices.Equal(got, []string{"a", "b", "c"}) {
 				t.Errorf("the group got %q", got)
 			}

@@ -2,6 +2,8 @@ package jetstream
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +18,9 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
+	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
 )
@@ -47,10 +52,29 @@ func awaitStored(tb testing.TB, b *Bus, topic string, n int) []*event.Event {
 	return events
 }
 
+// Subjects and names in the stream of delayed events.
+const (
+	delayedPrefix   = "eventhub.delayed."
+	waitPrefix      = delayedPrefix + "wait."
+	duePrefix       = delayedPrefix + "due."
+	cancelledPrefix = delayedPrefix + "cancelled."
+	dueConsumer     = "due"
+)
+
+// delayedCount is how many messages the stream of delayed events has under a filter.
+func delayedCount(tb testing.TB, b *Bus, filter string) (n int, err error) {
+	tb.Helper()
+	_, err = b.conn.Direct(tb.Context(), publish.DelayedStream, &conn.DirectQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *conn.StoredMsg, pending uint64) error {
+		n = int(pending) + 1
+		return nil
+	})
+	return n, err
+}
+
 // waiting is how many delayed events wait.
 func waiting(tb testing.TB, b *Bus) int {
 	tb.Helper()
-	n, err := b.publishing.schedules.count(tb.Context(), waitPrefix+">")
+	n, err := delayedCount(tb, b, waitPrefix+">")
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -197,7 +221,7 @@ func TestDelayNeedsMessageSchedules(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	b := open(t, Config{URL: url})
-	if _, err := b.conn.JS.CreateStream(t.Context(), natsjs.StreamConfig{Name: delayedStream, Subjects: []string{delayedPrefix + ">"}}); err != nil {
+	if _, err := b.conn.JS.CreateStream(t.Context(), natsjs.StreamConfig{Name: publish.DelayedStream, Subjects: []string{delayedPrefix + ">"}}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := b.Publish(t.Context(), "t", []byte("1"), PublishOptions{Delay: time.Second})
@@ -280,7 +304,7 @@ func TestCancelRacesWithTheDueTime(t *testing.T) {
 	}
 	wg.Wait()
 	eventually(t, "no event to wait", func() bool {
-		n, err := one.publishing.schedules.count(t.Context(), duePrefix+">")
+		n, err := delayedCount(t, one, duePrefix+">")
 		return err == nil && n == 0 && waiting(t, one) == 0
 	})
 	<-time.After(500 * time.Millisecond) // what was on its way
@@ -356,7 +380,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 					}
 				}
 				eventually(t, "the consumer of due events", func() bool {
-					_, err := b.conn.JS.Consumer(t.Context(), delayedStream, dueConsumer)
+					_, err := b.conn.JS.Consumer(t.Context(), publish.DelayedStream, dueConsumer)
 					return err == nil
 				})
 				_ = b.Close()
@@ -370,7 +394,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, err := js.Consumer(t.Context(), delayedStream, dueConsumer)
+			c, err := js.Consumer(t.Context(), publish.DelayedStream, dueConsumer)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -379,14 +403,14 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 				t.Fatal(err)
 			}
 			for m := range due.Messages() {
-				if id := m.Headers().Get(headerID); id == "stored" {
-					if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: "event.once", Data: m.Data(), Header: nats.Header{headerMsgID: {id}}}); err != nil {
+				if id := m.Headers().Get(native.HeaderID); id == "stored" {
+					if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: "event.once", Data: m.Data(), Header: nats.Header{native.HeaderMsgID: {id}}}); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
 			if forgets {
-				if err := js.DeleteConsumer(t.Context(), delayedStream, dueConsumer); err != nil {
+				if err := js.DeleteConsumer(t.Context(), publish.DelayedStream, dueConsumer); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -395,7 +419,7 @@ func TestDueEventIsStoredOnceWhenAHubDies(t *testing.T) {
 			b := open(t, cfg)
 			awaitStored(t, b, "once", 2)
 			eventually(t, "all to be settled", func() bool {
-				n, err := b.publishing.schedules.count(t.Context(), duePrefix+">")
+				n, err := delayedCount(t, b, duePrefix+">")
 				return err == nil && n == 0
 			})
 			if events := stored(t, b, "once"); len(events) != 2 || events[0].ID != "stored" || events[1].ID != "lost" {
@@ -410,14 +434,14 @@ func TestDelayedEventsAreCounted(t *testing.T) {
 	url := natsServer(t)
 	watch := &counter{}
 	b := open(t, Config{URL: url, Observer: watch, Limits: Limits{DelayedPerClient: 5, Delayed: 8}})
-	publish := func(client string) error {
+	publishOne := func(client string) error {
 		_, err := b.Publish(t.Context(), "t", []byte("1"), PublishOptions{Delay: time.Hour, CountFor: client, ID: ""})
 		return err
 	}
 	n := 0
-	for ; publish("greedy") == nil; n++ {
+	for ; publishOne("greedy") == nil; n++ {
 	}
-	err := publish("greedy")
+	err := publishOne("greedy")
 	if n != 5 || delayCode(err) != event.CodeOverloaded || !strings.Contains(err.Error(), "delayed_per_client") || watch.limit("delayed_per_client") != 2 {
 		t.Errorf("%d events were taken, and then: %v", n, err)
 	}
@@ -426,22 +450,23 @@ func TestDelayedEventsAreCounted(t *testing.T) {
 	if _, err := other.Publish(t.Context(), "t", []byte("1"), PublishOptions{Delay: time.Hour, CountFor: "greedy"}); delayCode(err) != event.CodeOverloaded {
 		t.Errorf("through another hub: %v", err)
 	}
-	for n = 0; publish("modest") == nil; n++ {
+	for n = 0; publishOne("modest") == nil; n++ {
 	}
-	if err = publish("modest"); n != 3 || !strings.Contains(err.Error(), "(delayed)") {
+	if err = publishOne("modest"); n != 3 || !strings.Contains(err.Error(), "(delayed)") {
 		t.Errorf("%d events were taken beside those, and then: %v", n, err)
 	}
 	// room comes back
 	for e := range 3 {
-		m, err := b.conn.LastBySubject(t.Context(), delayedStream, waitPrefix+clientToken("greedy")+".>")
+		sum := sha256.Sum256([]byte("greedy"))
+		m, err := b.conn.LastBySubject(t.Context(), publish.DelayedStream, waitPrefix+hex.EncodeToString(sum[:8])+".>")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.NewPublisher().Cancel(t.Context(), "t", m.Header.Get(headerID)); err != nil {
+		if err := b.NewPublisher().Cancel(t.Context(), "t", m.Header.Get(native.HeaderID)); err != nil {
 			t.Fatalf("cancel %d: %v", e, err)
 		}
 	}
-	eventually(t, "room", func() bool { return publish("greedy") == nil })
+	eventually(t, "room", func() bool { return publishOne("greedy") == nil })
 }
 
 func TestDelayedEventsDisturbNoReader(t *testing.T) {

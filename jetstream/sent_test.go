@@ -15,7 +15,7 @@ import (
 func TestADeliveryThatWaitedBetweenServersIsNotHandedOut(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), AckWait: 3 * time.Second, Connections: 1})
-	publish(t, b, "waited", "1", "2")
+	publishAll(t, b, "waited", "1", "2")
 	k := take(t, b, "waited", "g", SubscribeOptions{From: FromEarliest})
 	first, second := k.next(), k.next()
 	old := &nats.Msg{Subject: plainSubject("waited"), Reply: first.reply, Data: []byte("1")}
@@ -38,7 +38,7 @@ func TestADeliveryThatWaitedBetweenServersIsNotHandedOut(t *testing.T) {
 		t.Errorf("event %s was handed out %v after the next", (*Delivery)(h).Event.Payload, first.group.fence.usable)
 	case <-time.After(200 * time.Millisecond): // the time under test
 	}
-	publish(t, b, "waited", "3")
+	publishAll(t, b, "waited", "3")
 	if d := k.next(); string(d.Event.Payload) != "3" {
 		t.Errorf("event %s came", d.Event.Payload)
 	}
@@ -58,7 +58,7 @@ func TestADeliveryOfASettledEventIsNotHandedOut(t *testing.T) {
 	} {
 		t.Run(end.name, func(t *testing.T) {
 			topic := "settled." + end.name
-			publish(t, b, topic, "1")
+			publishAll(t, b, topic, "1")
 			k := take(t, b, topic, "g", SubscribeOptions{From: FromEarliest, MaxAttempts: 2})
 			first := k.next()
 			old := &nats.Msg{Subject: plainSubject(topic), Reply: first.reply, Data: []byte("1")}
@@ -74,7 +74,7 @@ func TestADeliveryOfASettledEventIsNotHandedOut(t *testing.T) {
 			}
 			settledUpTo(t, b.Group(topic, "g"), 0)
 			k.sub.members[0].inbox.receive(old)
-			publish(t, b, topic, "2")
+			publishAll(t, b, topic, "2")
 			if d := k.next(); string(d.Event.Payload) != "2" {
 				t.Errorf("event %s came with attempt %d", d.Event.Payload, d.Attempt)
 			} else if err := d.Ack(); err != nil {
@@ -112,7 +112,7 @@ func handedOutBehindAHeldLink(t *testing.T, ackWait time.Duration) *Delivery {
 	b := open(t, Config{URL: proxy.URL(), AckWait: ackWait, Connections: 1})
 	other := open(t, Config{URL: url, AckWait: ackWait, Connections: 1})
 	opts := SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events, MaxAttempts: NeverGiveUp}
-	publish(t, other, "held", "first")
+	publishAll(t, other, "held", "first")
 	k := take(t, b, "held", "g", opts)
 	if err := k.next().Ack(); err != nil {
 		t.Fatal(err)

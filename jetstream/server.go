@@ -10,6 +10,8 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/native"
 )
 
@@ -111,7 +113,7 @@ func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 		consumers := handle.ListConsumers(ctx)
 		for c := range consumers.Info() {
 			_, ours := c.Config.Metadata[native.MetaGroup]
-			_, due := c.Config.Metadata[metaDue]
+			_, due := c.Config.Metadata[publish.MetaDue]
 			if !ours && !due || c.NumAckPending == 0 {
 				continue
 			}
@@ -122,7 +124,7 @@ func endOldLeases(ctx context.Context, js natsjs.JetStream) error {
 					continue
 				}
 				subject := fmt.Sprintf("$JS.ACK.%s.%s.1.%d.%d.0.0", s.Config.Name, c.Name, seq, c.Delivered.Consumer)
-				if err := nc.Publish(subject, nakNow); err != nil {
+				if err := nc.Publish(subject, conn.NakNow); err != nil {
 					return err
 				}
 			}

@@ -35,7 +35,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 			seen := &restarts{n: make(chan struct{}, 10)}
 			server := natstest.Embed(t, t.TempDir(), how, func(c *embedded.Config) { c.StorageCheck = 20 * time.Millisecond })
 			b := open(t, Config{Server: server, Observer: seen})
-			publish(t, b, "again", numbers(6)...)
+			publishAll(t, b, "again", numbers(6)...)
 			k := take(t, b, "again", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4})
 			for i := range 4 {
 				d := k.next()
@@ -96,7 +96,7 @@ func TestEmbeddedServerThatStoredNoMoreIsRestarted(t *testing.T) {
 				if err := nc.Flush(); err != nil {
 					t.Fatal(err)
 				}
-				publish(t, b, "again", `"heard"`)
+				publishAll(t, b, "again", `"heard"`)
 				if m, err := native.NextMsg(wait); err != nil || string(m.Data) != `"heard"` {
 					t.Errorf("the native client got %v, %v", m, err)
 				}

@@ -18,6 +18,7 @@ import (
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/natstest"
@@ -400,13 +401,14 @@ func (s *storing) delayed() {
 	s.publish("Orders.placed", "1", late)
 	s.must(s.b.NewPublisher().Cancel(s.t.Context(), "Orders.placed", "cancelled"))
 	// This is as when the event was just due.
-	_, err := s.b.publishing.schedules.mark(s.t.Context(), cancelledPrefix+"met", true)
+	met := &nats.Msg{Subject: cancelledPrefix + "met", Header: nats.Header{"Nats-TTL": {"600"}, "Event-Dropped": {"1"}}}
+	_, err := s.b.conn.Write(s.t.Context(), publish.DelayedStream, met)
 	s.must(err)
 	take(s.t, s.b, "rejects", "g", SubscribeOptions{From: FromEarliest, Paused: true})
-	publish(s.t, s.b, "rejects", numbers(10)...)
+	publishAll(s.t, s.b, "rejects", numbers(10)...)
 	// There is no room for this one.
 	s.publish("rejects", "1", PublishOptions{ID: "due", Delay: time.Millisecond})
-	s.has(delayedStream, duePrefix+">")
+	s.has(publish.DelayedStream, duePrefix+">")
 	s.view.look()
 }
 
@@ -479,7 +481,7 @@ func (s *storing) moves() {
 	for _, name := range []string{"ttl", "in memory"} {
 		take(s.t, s.b, topic, name, SubscribeOptions{}) // has no TTL any more
 	}
-	publish(s.t, s.b, topic, numbers(3)...)
+	publishAll(s.t, s.b, topic, numbers(3)...)
 	k := take(s.t, s.b, topic, "moved", SubscribeOptions{From: FromEarliest})
 	g := s.b.Group(topic, "moved")
 	first := k.next()
@@ -498,9 +500,9 @@ func (s *storing) moves() {
 // losses has a group lose events, and removes some.
 func (s *storing) losses() {
 	k := take(s.t, s.b, "few", "lost", SubscribeOptions{MaxInFlight: 1})
-	publish(s.t, s.b, "few", "1")
+	publishAll(s.t, s.b, "few", "1")
 	d := k.next()
-	publish(s.t, s.b, "few", numbers(8)...)
+	publishAll(s.t, s.b, "few", numbers(8)...)
 	s.must(d.Ack())
 	k.payloads(1)
 	s.has("KV_"+records.RetentionBucket, "$KV."+records.RetentionBucket+".lost.>")

@@ -20,7 +20,7 @@ func TestAnEventThatAnotherStreamTakes(t *testing.T) {
 		var log bytes.Buffer
 		b := open(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		ctx := t.Context()
-		publish(t, b, "taken", "1")
+		publishAll(t, b, "taken", "1")
 		if err := b.conn.JS.DeleteStream(ctx, "taken"); err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +38,7 @@ func TestAnEventThatAnotherStreamTakes(t *testing.T) {
 		if err := b.conn.JS.DeleteStream(ctx, "another"); err != nil {
 			t.Fatal(err)
 		}
-		if got := publish(t, b, "taken", "3")[0]; got.Stream != "taken" || got.Sequence != 1 {
+		if got := publishAll(t, b, "taken", "3")[0]; got.Stream != "taken" || got.Sequence != 1 {
 			t.Errorf("%s: a publish after the other stream is gone: %+v", subject, got)
 		}
 		if err := b.Close(); err != nil {

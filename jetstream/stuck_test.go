@@ -56,7 +56,7 @@ func TestStuckGroup(t *testing.T) {
 	g, other := b.Group("stalls", "g"), b.Group("stalls", "other")
 	k := take(t, b, "stalls", "g", SubscribeOptions{MaxInFlight: 4, BatchSize: 4})
 	rest := take(t, b, "stalls", "other", SubscribeOptions{})
-	publish(t, b, "stalls", counted(4)...)
+	publishAll(t, b, "stalls", counted(4)...)
 	k.ack(4, func(p string) bool { return p != "2" })
 	rest.payloads(4)
 	settledUpTo(t, g, 1)
@@ -67,7 +67,7 @@ func TestStuckGroup(t *testing.T) {
 	// the request that waits takes the first of these
 	for n := 5; began.IsZero() && n < 100; n++ {
 		p := strconv.Itoa(n)
-		publish(t, b, "stalls", p)
+		publishAll(t, b, "stalls", p)
 		rest.payloads(1)
 		select {
 		case h := <-k.ch:
@@ -125,7 +125,7 @@ func TestStuckGroupRecovers(t *testing.T) {
 	g := b.Group("heals", "g")
 	proxy.Swallow(func(subject string) bool { return strings.HasSuffix(subject, ".MSG.NEXT.heals.g") })
 	k := take(t, b, "heals", "g", SubscribeOptions{})
-	publish(t, b, "heals", counted(3)...)
+	publishAll(t, b, "heals", counted(3)...)
 	eventually(t, "the group is stuck", func() bool {
 		info, err := g.Info(t.Context())
 		return err == nil && info.Stuck != 0
@@ -159,7 +159,7 @@ func TestNotStuck(t *testing.T) {
 		"all is leased": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{})
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 			for range 3 {
 				k.next()
 			}
@@ -167,13 +167,13 @@ func TestNotStuck(t *testing.T) {
 		"no credit": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{MaxInFlight: 1})
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 			k.next()
 		},
 		"back-off": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
 			k := take(t, b, topic, "g", SubscribeOptions{})
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 			for range 3 {
 				if err := k.next().Nack("later", time.Hour); err != nil {
 					t.Fatal(err)
@@ -186,7 +186,7 @@ func TestNotStuck(t *testing.T) {
 			if err := b.Group(topic, "g").Pause(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 		},
 		"member paused": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
@@ -194,12 +194,12 @@ func TestNotStuck(t *testing.T) {
 			if err := k.sub.Pause(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 		},
 		"member does not take": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{MaxInFlight: 2})
-			publish(t, b, topic, counted(30)...)
+			publishAll(t, b, topic, counted(30)...)
 		},
 		"no members": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
@@ -207,7 +207,7 @@ func TestNotStuck(t *testing.T) {
 			if err := k.sub.Stop(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 		},
 		"max ack pending": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
@@ -221,7 +221,7 @@ func TestNotStuck(t *testing.T) {
 			if _, err := b.conn.JS.UpdateConsumer(t.Context(), topic, cfg); err != nil {
 				t.Fatal(err)
 			}
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 			k.next()
 		},
 		"paused natively": func(t *testing.T, b *Bus, topic string) {
@@ -230,12 +230,12 @@ func TestNotStuck(t *testing.T) {
 			if _, err := b.conn.JS.PauseConsumer(t.Context(), topic, "g", time.Now().Add(time.Hour)); err != nil {
 				t.Fatal(err)
 			}
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 		},
 		"events removed": func(t *testing.T, b *Bus, topic string) {
 			t.Helper()
 			take(t, b, topic, "g", SubscribeOptions{Paused: true})
-			publish(t, b, topic, counted(3)...)
+			publishAll(t, b, topic, counted(3)...)
 			s, err := b.conn.JS.Stream(t.Context(), topic)
 			if err != nil {
 				t.Fatal(err)
@@ -252,7 +252,7 @@ func TestNotStuck(t *testing.T) {
 	// One that is stuck shows when the others would have been found.
 	proxy.Swallow(func(subject string) bool { return strings.HasSuffix(subject, ".MSG.NEXT.stalls.g") })
 	take(t, b, "stalls", "g", SubscribeOptions{})
-	publish(t, b, "stalls", counted(3)...)
+	publishAll(t, b, "stalls", counted(3)...)
 	stuck := 0
 	eventually(t, "the other group is stuck", func() bool {
 		// metrics are read meanwhile
@@ -298,7 +298,7 @@ func TestNotStuckWithoutServer(t *testing.T) {
 		server.Thaw()
 		if err := <-published; err != nil {
 			t.Log(err) // unknown: it may have been stored
-			publish(t, b, "frozen", "1")
+			publishAll(t, b, "frozen", "1")
 		}
 		k.payloads(1)
 		if said := book.lines(saysStuck); len(said) != 0 {
@@ -315,7 +315,7 @@ func TestNotStuckWithoutServer(t *testing.T) {
 			if _, err := b.conn.JS.Conn().Request("$JS.API.CONSUMER.LEADER.STEPDOWN.elects.g", nil, wait); err != nil {
 				t.Fatal(err)
 			}
-			publish(t, b, "elects", counted(5)...)
+			publishAll(t, b, "elects", counted(5)...)
 			if got := k.payloads(5); len(got) != 5 {
 				t.Fatalf("round %d: %q", i, got)
 			}

@@ -408,7 +408,7 @@ func (s *Subscription) settleAll(ctx context.Context) error {
 		}
 		// A consumer works its acks off in order, so its answer to one about no event comes after
 		// all others.
-		if _, err := s.link.Request(ctx, m.group.keepAliveSubject(), progress); err != nil {
+		if _, err := s.link.Request(ctx, m.group.keepAliveSubject(), conn.InProgress); err != nil {
 			return err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
@@ -112,7 +113,7 @@ func (g *group) keptAcks() []uint64 {
 		kept := slices.Clone(p.kept)
 		p.mu.Unlock()
 		for _, k := range kept {
-			if bytes.Equal(k.what, ackNow) && len(acked) < MaxBookmarkEvents && k.d.inTime() {
+			if bytes.Equal(k.what, conn.AckNow) && len(acked) < MaxBookmarkEvents && k.d.inTime() {
 				acked = append(acked, k.d.seq)
 			}
 		}
@@ -346,7 +347,7 @@ func (b *Bus) refusals(ctx context.Context, t *streams.Topic, info *natsjs.Consu
 			seq++
 		}
 		// A consumer works its acks off in order.
-		if _, err := l.Request(ctx, prefix+noEvent, progress); err != nil {
+		if _, err := l.Request(ctx, prefix+noEvent, conn.InProgress); err != nil {
 			return nil, fmt.Errorf("jetstream: consumer %s of stream %s does not take refusals: %w", info.Name, t.Stream.Name, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/natstest"
 )
 
@@ -133,7 +134,7 @@ func (m *repairsModel) confirm(hubs []*movesHub) {
 		h.bus.groups.eachGroup(func(g *group) {
 			for _, l := range h.bus.conn.Links {
 				ctx, cancel := context.WithTimeout(context.Background(), wait)
-				if _, err := l.Request(ctx, g.keepAliveSubject(), progress); err != nil {
+				if _, err := l.Request(ctx, g.keepAliveSubject(), conn.InProgress); err != nil {
 					sure = false
 				}
 				cancel()

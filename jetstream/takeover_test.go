@@ -36,7 +36,7 @@ func TestRepairKeepsWhatIsSettled(t *testing.T) {
 			url := natsServers(t, servers)
 			cfg := Config{URL: url, Replicas: servers, AckWait: time.Minute}
 			one, two, doomed := openRemote(t, cfg), openRemote(t, cfg), openRemote(t, cfg)
-			publish(t, one, "repair", counted(12)...)
+			publishAll(t, one, "repair", counted(12)...)
 			g := one.Group("repair", "g")
 			if err := g.Seek(t.Context(), FromEarliest); err != nil {
 				t.Fatal(err)
@@ -131,7 +131,7 @@ func TestRepairKeepsTheGroup(t *testing.T) {
 	t.Parallel()
 	url := natsServer(t)
 	one, two := openRemote(t, Config{URL: url, moveWait: briefly}), openRemote(t, Config{URL: url})
-	publish(t, one, "kept", counted(4)...)
+	publishAll(t, one, "kept", counted(4)...)
 	g := one.Group("kept", "g")
 	k := take(t, two, "kept", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: 4, BatchSize: 4, GroupTTL: time.Hour, MaxAttempts: NeverGiveUp})
 	made, err := g.Bookmarks().Put(t.Context(), "m")
@@ -166,7 +166,7 @@ func TestRepairKeepsTheGroup(t *testing.T) {
 	if err != nil || !info.Paused || info.TTLMS != time.Hour.Milliseconds() {
 		t.Errorf("%+v, %v", info, err)
 	}
-	publish(t, one, "kept", "5")
+	publishAll(t, one, "kept", "5")
 	k.quiet(300 * time.Millisecond)
 	if err := g.Resume(t.Context()); err != nil {
 		t.Fatal(err)
@@ -198,7 +198,7 @@ func TestTwoRepairsAtOnce(t *testing.T) {
 		hubs = append(hubs, openRemote(t, Config{URL: url, AckWait: 3 * time.Second, moveWait: briefly}))
 	}
 	const events = 60
-	publish(t, hubs[0], "twice", counted(events)...)
+	publishAll(t, hubs[0], "twice", counted(events)...)
 	g := hubs[0].Group("twice", "g")
 	k := take(t, hubs[2], "twice", "g", SubscribeOptions{From: FromEarliest, MaxInFlight: events, BatchSize: events, MaxAttempts: NeverGiveUp})
 	odd := func(p string) bool { n, _ := strconv.Atoi(p); return n%2 == 1 }

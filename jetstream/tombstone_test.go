@@ -7,6 +7,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"eventhub/jetstream/native"
 )
 
 // Why the hub removes no tombstone: in every way of removing one, a server that is killed brings
@@ -40,7 +42,7 @@ func TestAKilledServerBringsKeysWithoutTombstonesBack(t *testing.T) {
 			m := nats.NewMsg(name + "." + key)
 			m.Data = []byte(value)
 			if value == "" {
-				m.Header.Set(headerOperation, tombstone)
+				m.Header.Set(native.HeaderOperation, native.Tombstone)
 				if name == "ttl" {
 					m.Header.Set("Nats-TTL", "1s")
 				}

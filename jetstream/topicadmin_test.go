@@ -45,7 +45,7 @@ func TestTopicInfo(t *testing.T) {
 		t.Errorf("got %+v", info)
 	}
 	for _, topic := range []string{"user.a", "user.a", "user.b"} {
-		publish(t, b, topic, "1")
+		publishAll(t, b, topic, "1")
 	}
 	take(t, b, "user.b", "other", SubscribeOptions{})
 	if info := topicState(t, b, "user.a"); info.Events != 2 || info.First.Sequence != 1 || info.Last.Sequence != 2 || !info.Family || info.Groups != 0 || info.Stream != "users" {
@@ -55,7 +55,7 @@ func TestTopicInfo(t *testing.T) {
 	if info := topicState(t, b, "strict"); info.OnFull != topics.OnFullReject || info.MaxAge != time.Hour || info.GroupAge != time.Hour {
 		t.Errorf("got %+v", info)
 	}
-	publish(t, b, "dlq.orders", "1")
+	publishAll(t, b, "dlq.orders", "1")
 	if info := topicState(t, b, "dlq.orders"); info.Needed == "" || info.Events != 1 {
 		t.Errorf("got %+v", info)
 	}
@@ -69,10 +69,10 @@ func TestPurge(t *testing.T) {
 			seen := new(losses)
 			b := open(t, Config{Observer: seen, Topics: []topics.Rule{{Pattern: "user.*", Family: "users"}}})
 			admin := b.Admin().Topic(topic)
-			publish(t, b, "user.b", "other")
+			publishAll(t, b, "user.b", "other")
 			g := takeTold(t, b, topic, SubscribeOptions{MaxInFlight: 1, From: FromEarliest})
 			fillFrom(t, b, topic, 1, 10)
-			r := publish(t, b, topic, "11")[0]
+			r := publishAll(t, b, topic, "11")[0]
 			d := g.next()
 			<-time.After(5 * time.Millisecond)
 			cut := time.Now()
@@ -109,7 +109,7 @@ func TestPurge(t *testing.T) {
 				t.Errorf("the group goes on at %s, and %d are counted as lost, though they were purged", got[0], g.sum())
 			}
 			purge(PurgeOptions{All: true}, Purged{Removed: 9})
-			publish(t, b, topic, "21")
+			publishAll(t, b, topic, "21")
 			last := ""
 			for last != "21" {
 				last = g.payloads(1)[0]
@@ -203,7 +203,7 @@ func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
 	url := natsServer(t)
 	proxy := startAPIProxy(t, url)
 	far, b := open(t, Config{URL: url, Domain: proxyDomain}), open(t, Config{URL: url})
-	publish(t, b, "orders", "1")
+	publishAll(t, b, "orders", "1")
 	ended := make(chan string, 1)
 	k := take(t, far, "orders", "g", SubscribeOptions{From: FromEarliest, OnDeleted: func(topic string) { ended <- topic }})
 	k.payloads(1)
@@ -228,7 +228,7 @@ func TestDeletionWhoseMarkIsNotReadYet(t *testing.T) {
 func TestTheSweepTakesBackMarks(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "orders", "1")
+	publishAll(t, b, "orders", "1")
 	at, err := b.streams.Existing(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)

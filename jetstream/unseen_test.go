@@ -26,7 +26,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 	a, b := open(t, Config{URL: servers[0].URL(), Replicas: 3}), open(t, Config{URL: servers[1].URL(), Replicas: 3})
 	for round := range *wanderRounds {
 		topic := fmt.Sprintf("wander-%d", round)
-		publish(t, b, topic, "first")
+		publishAll(t, b, topic, "first")
 		join := func() *Subscription {
 			s, err := a.Subscribe(t.Context(), topic, "g", SubscribeOptions{}, ignore)
 			if err != nil {
@@ -71,7 +71,7 @@ func TestWanderingUnseenCostsNoAttemptInACluster(t *testing.T) {
 func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "behind", "again")
+	publishAll(t, b, "behind", "again")
 	k := take(t, b, "behind", "g", SubscribeOptions{From: FromEarliest})
 	k.next()
 	if err := k.sub.Stop(t.Context()); err != nil {
@@ -80,7 +80,7 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 	b.groups.resting.mu.Lock()
 	clear(b.groups.resting.byKey) // as if another hub had had the event
 	b.groups.resting.mu.Unlock()
-	publish(t, b, "behind", "fresh", "fresh too")
+	publishAll(t, b, "behind", "fresh", "fresh too")
 	s, err := b.Subscribe(t.Context(), "behind", "g", SubscribeOptions{Paused: true}, func(h *Held) { k.ch <- h })
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +113,7 @@ func TestWhatEndsUnresolvedHoldsNothingBack(t *testing.T) {
 func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{})
-	publish(t, b, "early", "1", "2")
+	publishAll(t, b, "early", "1", "2")
 	topic, _, err := b.streams.FreshExisting(t.Context(), "early")
 	if err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestAnEventThatIsNotAppliedYetIsWaitedFor(t *testing.T) {
 		read <- err
 	}()
 	<-time.After(50 * time.Millisecond) // the time under test
-	publish(t, b, "early", "3")
+	publishAll(t, b, "early", "3")
 	if err := <-read; err != nil {
 		t.Error(err)
 	}

@@ -35,20 +35,20 @@ func blockReplies(t *testing.T, l *conn.Link) (release func()) {
 func TestWhatIsSparedOutlivesItsConsumer(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	publish(t, b, "t", "settled")
+	publishAll(t, b, "t", "settled")
 	k := take(t, b, "t", "g", SubscribeOptions{From: FromEarliest, GroupTTL: 30 * time.Second})
 	k.payloads(1)
 	<-time.After(100 * time.Millisecond) // the time under test
 	// The process stands still; what arrives then is spared, and comes again after AckWait.
 	b.clock.LastTick.Store(b.clock.Now() - int64(10*time.Second))
-	publish(t, b, "t", "unsettled")
+	publishAll(t, b, "t", "unsettled")
 	<-time.After(time.Second) // the time under test
 	g := k.sub.members[0].group
 	if err := b.conn.JS.DeleteConsumer(t.Context(), g.topic.Stream.Name, g.consumer); err != nil {
 		t.Fatal(err)
 	}
 	<-time.After(500 * time.Millisecond) // the time under test
-	publish(t, b, "t", "later")
+	publishAll(t, b, "t", "later")
 	if got := k.payloads(1); got[0] != "unsettled" {
 		t.Fatalf("got %q first: the unsettled event was left out", got)
 	}
@@ -60,7 +60,7 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
 	for round := range 40 {
 		topic := "t" + string(rune('a'+round%26)) + string(rune('a'+round/26))
-		publish(t, b, topic, "0")
+		publishAll(t, b, topic, "0")
 		k := take(t, b, topic, "g", SubscribeOptions{From: FromEarliest, GroupTTL: 30 * time.Second})
 		k.payloads(1)
 		p := b.NewPublisher()
@@ -91,7 +91,7 @@ func TestWhatAPauseGivesBackIsUnsettled(t *testing.T) {
 func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	publish(t, b, "t", "settled")
+	publishAll(t, b, "t", "settled")
 	slow := make(chan struct{})
 	arrived := make(chan struct{})
 	once := sync.OnceFunc(func() { close(arrived); <-slow })
@@ -102,7 +102,7 @@ func TestAnEventThatArrivesWhileItsConsumerIsLostComesAgain(t *testing.T) {
 		return true
 	}})
 	k.payloads(1)
-	publish(t, b, "t", "unsettled")
+	publishAll(t, b, "t", "unsettled")
 	<-arrived
 	other := take(t, b, "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second})
 	g := k.sub.members[0].group
@@ -142,7 +142,7 @@ func TestALetterThatIsNotStoredLosesNoEvent(t *testing.T) {
 	t.Parallel()
 	srv := natstest.Start(t)
 	b := open(t, Config{URL: srv.URL(), Connections: 1})
-	publish(t, b, "t", "bad")
+	publishAll(t, b, "t", "bad")
 	k := take(t, b, "t", "g", SubscribeOptions{From: FromEarliest, GroupTTL: time.Minute, MaxAttempts: 1})
 	dead := take(t, b, "dlq.t", "d", SubscribeOptions{From: FromEarliest})
 	d := k.next()
@@ -196,8 +196,8 @@ func TestAKeptNoteGivesWayToANewerOne(t *testing.T) {
 func TestAMemberJoinsWhileOthersAreAsked(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 2})
-	publish(t, b, "a", "x")
-	publish(t, b, "b", "x")
+	publishAll(t, b, "a", "x")
+	publishAll(t, b, "b", "x")
 	slow, err := b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest}, ignore)
 	if err != nil {
 		t.Fatal(err)
@@ -231,8 +231,8 @@ func TestAMemberJoinsWhileOthersAreAsked(t *testing.T) {
 func TestAFanInIsBoundedBehindAnUnresolvedEvent(t *testing.T) {
 	t.Parallel()
 	b := open(t, Config{URL: natsServer(t), Connections: 1})
-	publish(t, b, "a", numbers(300)...)
-	publish(t, b, "b", "x")
+	publishAll(t, b, "a", numbers(300)...)
+	publishAll(t, b, "b", "x")
 	k := &taker{t: t, group: b.Group("a", "g"), ch: make(chan *Held, 1000)}
 	var err error
 	if k.sub, err = b.Subscribe(t.Context(), "a", "g", SubscribeOptions{From: FromEarliest, Topics: []string{"b"}, MaxInFlight: 1, Paused: true}, func(h *Held) { k.ch <- h }); err != nil {
@@ -268,9 +268,9 @@ func TestANewGroupInMemoryOutlivesItsServer(t *testing.T) {
 	t.Parallel()
 	srv := natstest.Start(t)
 	a := open(t, Config{URL: srv.URL(), Connections: 1})
-	publish(t, a, "t", "before")
+	publishAll(t, a, "t", "before")
 	k := take(t, a, "t", "g", SubscribeOptions{GroupTTL: 30 * time.Second})
-	publish(t, a, "t", "unsettled")
+	publishAll(t, a, "t", "unsettled")
 	k.next()
 	b := open(t, Config{URL: srv.URL(), Connections: 1})
 	srv.Kill()

@@ -89,3 +89,12 @@ func KeyChanged(err error) bool {
 	}
 	return code == natsjs.JSErrCodeStreamWrongLastSequence || code == natsjs.JSErrCodeStreamWrongLastSequenceConstant || errors.Is(err, natsjs.ErrKeyExists)
 }
+
+// ErrCodeTooLarge is the server's error for a message beyond the stream's max_msg_size.
+const ErrCodeTooLarge natsjs.ErrorCode = 10054
+
+// TooLarge reports that a stream refused a message for its size.
+func TooLarge(err error) bool {
+	refused, ok := errors.AsType[*APIError](err)
+	return ok && refused.ErrCode == ErrCodeTooLarge || errors.Is(err, nats.ErrMaxPayload)
+}

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 )
@@ -30,3 +31,6 @@ func (c *Clock) Stalled(now int64) bool { return now-c.LastTick.Load() > c.Limit
 
 // At is a reading as a wall-clock time.
 func (c *Clock) At(mono int64) time.Time { return c.Base.Add(time.Duration(mono)) }
+
+// ErrStalled says that the process stood still, so that others may have gone on meanwhile.
+var ErrStalled = errors.New("the process stood still")

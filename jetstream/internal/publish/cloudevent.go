@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"cmp"
@@ -14,11 +14,11 @@ import (
 
 // cloudSource returns the source of the attributes that are added as headers to events of a topic,
 // or "" if none are. t is nil if this hub has not met the topic.
-func (p *publishing) cloudSource(topic string, t *streams.Topic) string {
+func (p *Publishers) cloudSource(topic string, t *streams.Topic) string {
 	if t != nil {
 		return t.Source
 	}
-	if rule := p.rules.Of(topic).CloudEvents; rule.Headers {
+	if rule := p.Rules.Of(topic).CloudEvents; rule.Headers {
 		return rule.Source
 	}
 	return ""

@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"fmt"
@@ -15,31 +15,27 @@ import (
 // be stored yet, twice. A key that was forgotten counts again.
 const derivedRecent = 500_000
 
-// DerivedKeys tells the bus that a projection of this program makes keys from the events of a
-// topic. The projection publishes for nobody, so new keys count for the publishers of the events
-// (Limits.DerivedKeysPerClient).
+// DerivedKeys are jetstream.DerivedKeys: events of the topic From make keys of the topic Of. Key is
+// called concurrently.
 type DerivedKeys struct {
-	// From is the topic whose events make keys. Of is the compacted topic that has the keys.
 	From, Of string
-	// Key returns the key that an event with this payload makes, or "" for none. It is called for
-	// each event that a client publishes to From, concurrently.
-	Key func(payload []byte) string
+	Key      func(payload []byte) string
 }
 
 // derivedKeys counts the new keys of one DerivedKeys.
 type derivedKeys struct {
 	DerivedKeys
-	publishing *publishing
+	shared *Publishers
 
 	mu             sync.Mutex
 	recent, before map[uint64]struct{} // hashes of keys that were counted, the later ones in recent
 }
 
 // derivedKeysOf returns the count for a topic, or nil.
-func (p *publishing) derivedKeysOf(topic string) *derivedKeys {
-	for _, d := range p.cfg.Derived {
+func (p *Publishers) derivedKeysOf(topic string) *derivedKeys {
+	for _, d := range p.Derived {
 		if d.From == topic {
-			return &derivedKeys{DerivedKeys: d, publishing: p}
+			return &derivedKeys{DerivedKeys: d, shared: p}
 		}
 	}
 	return nil
@@ -51,7 +47,7 @@ func (k *derivedKeys) admit(payload []byte, client string) error {
 		return nil
 	}
 	key := ""
-	panics.Run(k.publishing.often.By("func"), "DerivedKeys.Key", func() { key = k.Key(payload) })
+	panics.Run(k.shared.Often.By("func"), "DerivedKeys.Key", func() { key = k.Key(payload) })
 	if key == "" {
 		return nil
 	}
@@ -59,10 +55,10 @@ func (k *derivedKeys) admit(payload []byte, client string) error {
 	if k.counted(h) || k.exists(h) {
 		return nil
 	}
-	if p := k.publishing; p.newDerived.Take(client) > 0 {
-		p.obs.LimitReached("derived_keys_per_client")
+	if p := k.shared; p.newDerived.Take(client) > 0 {
+		p.Obs.LimitReached("derived_keys_per_client")
 		return &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of topic %s by its events on %s, which is its limit: %d more are allowed a second, and events of keys that exist are not limited",
-			p.limits.DerivedKeysPerClient, k.Of, k.From, p.limits.DerivedKeyRate)}
+			p.Limits.DerivedKeysPerClient, k.Of, k.From, p.Limits.DerivedKeyRate)}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -86,7 +82,7 @@ func (k *derivedKeys) counted(h uint64) bool {
 // exists reports whether the topic has a key, as far as this hub knows. While the hub reads the
 // keys of the topic, any may be one.
 func (k *derivedKeys) exists(h uint64) bool {
-	t := k.publishing.streams.Known(k.Of)
+	t := k.shared.Streams.Known(k.Of)
 	if t == nil {
 		return false
 	}

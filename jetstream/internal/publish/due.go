@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"context"
@@ -27,8 +27,8 @@ import (
 // dueConsumer is the consumer through which all hubs take events that are due.
 const dueConsumer = "due"
 
-// metaDue marks that consumer for endOldLeases.
-const metaDue = "eventhub.due"
+// MetaDue marks that consumer for endOldLeases.
+const MetaDue = "eventhub.due"
 
 const (
 	// dueLook is how often a hub looks for the stream of delayed events, which another may have
@@ -45,9 +45,9 @@ const (
 	// another try. Beyond that, no event that is due is delivered, so it is far above the limit of
 	// a client.
 	dueAckPending = 1 << 17
-	// dueRetry is how long an event waits that could not be stored, doubled with each attempt up to
+	// DueRetry is how long an event waits that could not be stored, doubled with each attempt up to
 	// dueRetryMax.
-	dueRetry    = time.Second
+	DueRetry    = time.Second
 	dueRetryMax = time.Minute
 	// dueAttempts is how often a topic must have refused an event for what it is before the event
 	// becomes a dead letter. dueLetters is how many of those are stored at a time.
@@ -65,23 +65,23 @@ const (
 
 // run stores events that are due in their topics, until the bus closes.
 func (k *schedules) run() {
-	p := k.publishing
+	p := k.shared
 	tick := time.NewTicker(dueLook)
 	defer tick.Stop()
-	for p.conn.Ctx.Err() == nil {
+	for p.Conn.Ctx.Err() == nil {
 		again := tick.C
-		s, err := k.open(p.conn.Ctx, false)
+		s, err := k.open(p.Conn.Ctx, false)
 		if err == nil {
-			err = k.serve(p.conn.Ctx, s)
+			err = k.serve(p.Conn.Ctx, s)
 		}
 		if !errors.Is(err, event.ErrNotFound) && !errors.Is(err, errNoSchedules) {
-			if err != nil && p.conn.Ctx.Err() == nil {
-				p.often.Log(p.conn.Ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
+			if err != nil && p.Conn.Ctx.Err() == nil {
+				p.Often.Log(p.Conn.Ctx, slog.LevelWarn, "failed to receive delayed events that are due; retrying", "", slog.Any("error", err))
 			}
 			again = time.After(dueAgain)
 		}
 		select {
-		case <-p.conn.Ctx.Done():
+		case <-p.Conn.Ctx.Done():
 		case <-k.found:
 		case <-again:
 		}
@@ -142,14 +142,14 @@ type cancellation struct {
 
 // serve reads until ctx ends or something fails.
 func (k *schedules) serve(ctx context.Context, s *streams.Stream) error {
-	p := k.publishing
-	_, err := p.conn.JS.CreateOrUpdateConsumer(ctx, delayedStream, natsjs.ConsumerConfig{
-		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: p.cfg.AckWait,
-		MaxAckPending: dueAckPending, MaxDeliver: -1, Metadata: map[string]string{metaDue: "1"},
+	p := k.shared
+	_, err := p.Conn.JS.CreateOrUpdateConsumer(ctx, DelayedStream, natsjs.ConsumerConfig{
+		Durable: dueConsumer, FilterSubject: duePrefix + ">", AckPolicy: natsjs.AckExplicitPolicy, AckWait: p.AckWait,
+		MaxAckPending: dueAckPending, MaxDeliver: -1, Metadata: map[string]string{MetaDue: "1"},
 	})
 	var info *natsjs.StreamInfo
 	if err == nil {
-		info, err = p.conn.FindStream(ctx, delayedStream)
+		info, err = p.Conn.FindStream(ctx, DelayedStream)
 	}
 	if errors.Is(err, natsjs.ErrStreamNotFound) || errors.Is(err, event.ErrNotFound) {
 		k.forget(s)
@@ -157,8 +157,8 @@ func (k *schedules) serve(ctx context.Context, s *streams.Stream) error {
 	if err != nil {
 		return err
 	}
-	r := &dueReader{schedules: k, link: p.conn.Links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.clock.Now() - int64(dueGauge)}
-	switch first, err := p.conn.GetMsg(ctx, delayedStream, map[string]any{"next_by_subj": duePrefix + ">", "seq": 1}); {
+	r := &dueReader{schedules: k, link: p.Conn.Links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.Clock.Now() - int64(dueGauge)}
+	switch first, err := p.Conn.GetMsg(ctx, DelayedStream, map[string]any{"next_by_subj": duePrefix + ">", "seq": 1}); {
 	case err == nil:
 		r.oldest = first.Time
 	case !errors.Is(err, event.ErrNotFound):
@@ -193,11 +193,11 @@ func (k *schedules) serve(ctx context.Context, s *streams.Stream) error {
 
 // gauge reports how many events wait.
 func (r *dueReader) gauge(ctx context.Context) {
-	p := r.publishing
-	if now := p.clock.Now(); now-r.counted >= int64(dueGauge) {
+	p := r.shared
+	if now := p.Clock.Now(); now-r.counted >= int64(dueGauge) {
 		r.counted = now
 		if n, err := r.count(ctx, waitPrefix+">"); err == nil {
-			p.obs.Gauge(event.GaugeDelayed, float64(n))
+			p.Obs.Gauge(event.GaugeDelayed, float64(n))
 		}
 	}
 }
@@ -208,7 +208,7 @@ func (r *dueReader) giveBack() {
 		select {
 		case m := <-r.came:
 			if _, ok := conn.ParseAckSubject(m.Reply); ok {
-				r.settle(m.Reply, nakNow)
+				r.settle(m.Reply, conn.NakNow)
 			}
 		default:
 			return
@@ -221,7 +221,7 @@ func (r *dueReader) settle(reply string, how []byte) { _ = r.link.NC.Publish(rep
 
 // pull asks for events and stores them until the request has ended.
 func (r *dueReader) pull(ctx context.Context) error {
-	p := r.publishing
+	p := r.shared
 	most := max(dueBytes, int(r.link.NC.MaxPayload())+event.PayloadMargin) // an event always fits
 	req, err := json.Marshal(map[string]any{"batch": dueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
 	if err != nil {
@@ -229,7 +229,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 	}
 	r.pulls++
 	inbox := r.inbox + strconv.FormatUint(r.pulls, 36) // what ends a pull names it
-	if err := r.link.NC.PublishMsg(&nats.Msg{Subject: p.conn.API + "CONSUMER.MSG.NEXT." + delayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
+	if err := r.link.NC.PublishMsg(&nats.Msg{Subject: p.Conn.API + "CONSUMER.MSG.NEXT." + DelayedStream + "." + dueConsumer, Reply: inbox, Data: req}); err != nil {
 		return err
 	}
 	silence := time.NewTimer(dueWaits)
@@ -269,7 +269,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 			if err := r.take(ctx, events); err != nil {
 				for _, e := range events {
 					if !e.begun {
-						r.settle(e.msg.Reply, nakNow)
+						r.settle(e.msg.Reply, conn.NakNow)
 					}
 				}
 				return err
@@ -289,17 +289,17 @@ type dueEvent struct {
 
 // options are those with which the event was published, and its topic. It returns false for a
 // message that no hub has stored.
-func (e *dueEvent) options() (topic string, opts PublishOptions, ok bool) {
+func (e *dueEvent) options() (topic string, opts Options, ok bool) {
 	h := e.msg.Header
 	subject := h.Get(headerTarget)
-	topic = subjectTopic(subject)
+	topic, key, _ := native.ParseSubject(subject)
 	if topic == "" || h[headerID] == nil {
 		return "", opts, false
 	}
 	var was event.Event
 	was.ReadHeader(h)
-	opts = PublishOptions{
-		ID: was.ID, Key: subjectKey(subject), SID: was.SID, Headers: was.Headers, Tags: was.Tags, CausedBy: was.CausedBy, Tombstone: was.Tombstone,
+	opts = Options{
+		ID: was.ID, Key: key, SID: was.SID, Headers: was.Headers, Tags: was.Tags, CausedBy: was.CausedBy, Tombstone: was.Tombstone,
 		TS: was.TS, HasTS: h[headerTS] != nil,
 	}
 	return topic, opts, true
@@ -308,12 +308,12 @@ func (e *dueEvent) options() (topic string, opts PublishOptions, ok bool) {
 // take stores events in their topics, except those that were cancelled or are stored already. An
 // error means that the rest was not begun.
 func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
-	p := r.publishing
+	p := r.shared
 	if err := r.readCancelled(ctx); err != nil {
 		return err
 	}
-	if p.clock.Stalled(p.clock.Now()) {
-		return errStalled // others may have the events by now
+	if p.Clock.Stalled(p.Clock.Now()) {
+		return conn.ErrStalled // others may have the events by now
 	}
 	if first := &events[0].meta; first.Delivered <= 1 && first.StreamSeq > r.began {
 		clear(r.before) // the consumer is beyond those events
@@ -330,15 +330,15 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 		topic, opts, ok := e.options()
 		switch mark := e.msg.Header.Get(headerScheduleID); {
 		case !ok:
-			p.often.Log(ctx, slog.LevelWarn, "a message among delayed events is none; it is removed", "", slog.String("subject", e.msg.Subject))
-			r.settle(e.msg.Reply, ackNow)
+			p.Often.Log(ctx, slog.LevelWarn, "a message among delayed events is none; it is removed", "", slog.String("subject", e.msg.Subject))
+			r.settle(e.msg.Reply, conn.AckNow)
 		case r.isCancelled(mark, e.meta.StreamSeq):
 			if _, err := r.mark(ctx, cancelledPrefix+mark, true); err != nil {
 				return err
 			}
-			r.settle(e.msg.Reply, ackNow)
+			r.settle(e.msg.Reply, conn.AckNow)
 		case stored[i]:
-			r.settle(e.msg.Reply, ackNow)
+			r.settle(e.msg.Reply, conn.AckNow)
 		default:
 			r.store(ctx, e, topic, opts)
 		}
@@ -347,43 +347,41 @@ func (r *dueReader) take(ctx context.Context, events []dueEvent) error {
 	return nil
 }
 
-var errStalled = errors.New("the process stood still")
-
 // waitsForRoom gives an event back until its topic, which was full, is tried again. It reports
 // false for events of other topics.
 func (r *dueReader) waitsForRoom(e dueEvent) bool {
-	topic := subjectTopic(e.msg.Header.Get(headerTarget))
-	wait := r.full.wait(topic, r.publishing.clock.Now())
+	topic, _, _ := native.ParseSubject(e.msg.Header.Get(headerTarget))
+	wait := r.full.wait(topic, r.shared.Clock.Now())
 	if wait > 0 {
-		r.settle(e.msg.Reply, nakAfter(wait))
+		r.settle(e.msg.Reply, conn.NakAfter(wait))
 	}
 	return wait > 0
 }
 
 // store publishes an event to its topic, and settles it when that is confirmed.
-func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts PublishOptions) {
-	publishing, due, reply, delivered := r.publishing, *e, e.msg.Reply, e.meta.Delivered
+func (r *dueReader) store(ctx context.Context, e *dueEvent, topic string, opts Options) {
+	shared, due, reply, delivered := r.shared, *e, e.msg.Reply, e.meta.Delivered
 	done := func(_ event.Receipt, err error) {
 		if err == nil {
-			r.settle(reply, ackNow)
+			r.settle(reply, conn.AckNow)
 			return
 		}
 		if delivered >= dueAttempts && hopeless(err) && r.bury(ctx, &due, topic, &opts, err) {
 			return
 		}
-		wait := min(publishing.cfg.dueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
+		wait := min(shared.DueRetry<<min(max(delivered-1, 0), 10), dueRetryMax)
 		known := false
 		if refused, ok := errors.AsType[*event.Error](err); ok && refused.Code == event.CodeTopicFull {
-			known = !r.full.found(topic, publishing.clock.Now(), wait)
+			known = !r.full.found(topic, shared.Clock.Now(), wait)
 		}
 		if !known {
-			publishing.often.Log(ctx, slog.LevelWarn, "failed to store a delayed event that is due; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
+			shared.Often.Log(ctx, slog.LevelWarn, "failed to store a delayed event that is due; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", wait), slog.Any("error", err))
 		}
-		r.settle(reply, nakAfter(wait))
+		r.settle(reply, conn.NakAfter(wait))
 	}
-	t, err := publishing.streams.Topic(ctx, topic, "")
+	t, err := shared.Streams.Topic(ctx, topic, "")
 	if err == nil {
-		err = r.out.send(ctx, t, &outgoing{PublishOptions: opts, payload: e.msg.Data}, done)
+		err = r.out.send(ctx, t, &outgoing{Options: opts, payload: e.msg.Data}, done)
 	}
 	if err != nil {
 		done(event.Receipt{}, err)
@@ -400,45 +398,45 @@ func hopeless(err error) bool {
 		return refused.Code == conn.CodeRefused && !streams.StoreFull(refused.ErrCode, refused.Description)
 	}
 	known, ok := errors.AsType[*event.Error](err)
-	return ok && (known.Code == event.CodeBadTopic || known.Code == event.CodeBadOptions || tooLarge(err))
+	return ok && (known.Code == event.CodeBadTopic || known.Code == event.CodeBadOptions || conn.TooLarge(err))
 }
 
 // bury makes a dead letter of an event that its topic refuses, and then settles it. It does not
 // block. It reports whether it has begun to; otherwise, as when the letter cannot be stored, the
 // event is tried again.
-func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *PublishOptions, refused error) bool {
-	p := r.publishing
+func (r *dueReader) bury(ctx context.Context, e *dueEvent, topic string, opts *Options, refused error) bool {
+	p := r.shared
 	select {
 	case r.letters <- struct{}{}:
 	default:
 		return false
 	}
 	// letters have none of their own
-	if p.conn.Closing() || strings.HasPrefix(topic, native.DeadLetterPrefix) {
+	if p.Conn.Closing() || strings.HasPrefix(topic, native.DeadLetterPrefix) {
 		<-r.letters
 		return false
 	}
-	p.conn.Apart(func() {
+	p.Conn.Apart(func() {
 		defer func() { <-r.letters }()
 		ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 		defer cancel()
 		ts := time.Unix(0, e.meta.StoredAt)
 		original := &event.Event{
 			ID: opts.ID, TS: opts.TS, Topic: topic, Key: opts.Key, SID: opts.SID, Headers: opts.Headers, CausedBy: opts.CausedBy, Tags: opts.Tags,
-			Tombstone: opts.Tombstone, Payload: e.msg.Data, Stream: delayedStream, Sequence: e.meta.StreamSeq, StoredAt: e.meta.StoredAt,
+			Tombstone: opts.Tombstone, Payload: e.msg.Data, Stream: DelayedStream, Sequence: e.meta.StreamSeq, StoredAt: e.meta.StoredAt,
 		}
 		if !opts.HasTS {
 			original.TS = ts.UnixMilli()
 		}
-		sum := sha256.Sum256([]byte(delayedStream + " " + e.msg.Header.Get(headerScheduleID)))
-		err := p.hooks.Bury(ctx, original, reasonOf(refused), e.meta.Delivered, "dlq:"+hex.EncodeToString(sum[:16]))
+		sum := sha256.Sum256([]byte(DelayedStream + " " + e.msg.Header.Get(headerScheduleID)))
+		err := p.Hooks.Bury(ctx, original, reasonOf(refused), e.meta.Delivered, "dlq:"+hex.EncodeToString(sum[:16]))
 		if err != nil {
-			p.often.Log(ctx, slog.LevelWarn, "failed to store the dead letter of a delayed event; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
-			r.settle(e.msg.Reply, nakAfter(dueRetryMax))
+			p.Often.Log(ctx, slog.LevelWarn, "failed to store the dead letter of a delayed event; retrying", topic, slog.String("topic", topic), slog.String("id", opts.ID), slog.Duration("wait", dueRetryMax), slog.Any("error", err))
+			r.settle(e.msg.Reply, conn.NakAfter(dueRetryMax))
 			return
 		}
-		r.settle(e.msg.Reply, ackNow)
-		o := p.obs.Group(topic, DelayedGroup, false)
+		r.settle(e.msg.Reply, conn.AckNow)
+		o := p.Obs.Group(topic, DelayedGroup, false)
 		o.Settled(event.DeadLettered, 0, max(time.Since(ts), 0))
 		o.Close()
 	})
@@ -465,7 +463,7 @@ func (r *dueReader) readCancelled(ctx context.Context) error {
 		}
 	}
 	for {
-		m, err := r.publishing.conn.GetMsg(ctx, delayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
+		m, err := r.shared.Conn.GetMsg(ctx, DelayedStream, map[string]any{"next_by_subj": cancelledPrefix + ">", "seq": r.seen + 1})
 		if errors.Is(err, event.ErrNotFound) {
 			return nil
 		}
@@ -493,18 +491,18 @@ func (r *dueReader) storedBefore(ctx context.Context, topic string) (map[string]
 	if ids, ok := r.before[topic]; ok {
 		return ids, nil
 	}
-	p := r.publishing
+	p := r.shared
 	ids := make(map[string]bool)
-	t, _, err := p.streams.FreshExisting(ctx, topic)
+	t, _, err := p.Streams.FreshExisting(ctx, topic)
 	if err == nil {
 		since := streams.Farthest(r.oldest.Add(-dueSkew))
-		err = p.hooks.EachID(ctx, t, since, dueBefore, func(id string) { ids[id] = true })
+		err = p.Hooks.EachID(ctx, t, since, dueBefore, func(id string) { ids[id] = true })
 	}
 	if err != nil && !errors.Is(err, event.ErrNotFound) {
 		return nil, err
 	}
 	if len(ids) >= dueBefore {
-		p.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
+		p.Often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
 	}
 	r.before[topic] = ids
 	return ids, nil
@@ -555,12 +553,12 @@ func (r *dueReader) lookUp(ctx context.Context, events []dueEvent) (map[int]bool
 		s.index[opts.ID] = append(s.index[opts.ID], i)
 	}
 	for topic, s := range searches {
-		found, complete, err := r.publishing.hooks.StoredIDs(ctx, topic, s.ids, s.since)
+		found, complete, err := r.shared.Hooks.StoredIDs(ctx, topic, s.ids, s.since)
 		if err != nil {
 			return nil, err
 		}
 		if !complete {
-			r.publishing.often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
+			r.shared.Often.Log(ctx, slog.LevelWarn, "could not look up all delayed events that may be stored already; the duplicate window decides", topic, slog.String("topic", topic))
 		}
 		for id, indexes := range s.index {
 			for _, i := range indexes {

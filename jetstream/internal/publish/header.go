@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"maps"
@@ -17,39 +17,9 @@ import (
 const (
 	headerMsgID        = native.HeaderMsgID
 	headerExpectSubSeq = "Nats-Expected-Last-Subject-Sequence"
-	headerOperation    = native.HeaderOperation
 	headerID           = native.HeaderID
 	headerTS           = native.HeaderTS
-	headerSource       = native.HeaderSource
 )
-
-// tombstone is the KV-Operation of an event that removes its key. Native KV clients know it.
-const tombstone = native.Tombstone
-
-const maxSafeInteger = native.MaxTS
-
-// fields are what native clients may say of an event, too.
-func (o *PublishOptions) fields() native.Fields {
-	return native.Fields{
-		ID: o.ID, TS: o.TS, HasTS: o.HasTS, Key: o.Key, SID: o.SID, Headers: o.Headers, Tags: o.Tags, CausedBy: o.CausedBy, Tombstone: o.Tombstone,
-	}
-}
-
-// Validate checks the options as a publish would, without a bus. It returns a bad_options *Error or
-// nil. Publisher.Admit also checks what the topic requires.
-func (o *PublishOptions) Validate() error {
-	if o.ExpectKeySequence != nil && o.Key == "" {
-		return event.BadOptions("an expected key sequence needs a key")
-	}
-	if o.Tombstone && o.Key == "" {
-		return event.BadOptions("opts.tombstone removes a key: give opts.key")
-	}
-	f := o.fields()
-	if err := f.Check(); err != nil {
-		return event.BadOptions("opts.%v", err)
-	}
-	return nil
-}
 
 func validateID(id string) error {
 	if err := native.CheckID(id); err != nil {
@@ -93,22 +63,6 @@ func (o *outgoing) header(t *streams.Topic, id string, given bool) nats.Header {
 		}
 	}
 	return h
-}
-
-// jsonList is a JSON array of strings that is a legal header value.
-func jsonList(values []string) string { return native.JSONList(values) }
-
-// nativeID takes <stream>@<sequence> apart.
-func nativeID(id string) (stream string, seq uint64, ok bool) { return native.ParsePlace(id) }
-
-// token reports whether s is an RFC 9110 token.
-func token(s string) bool { return native.Token(s) }
-
-func reserved(name string) bool { return native.Reserved(name) }
-
-// storedID returns the id of the event in a message of a stream.
-func storedID(h nats.Header, stream string, seq uint64) string {
-	return native.StoredID(h, stream, seq)
 }
 
 // checkStamp reports an event whose headers have no room for the version that it is stamped with.

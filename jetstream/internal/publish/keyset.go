@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"context"
@@ -43,9 +43,9 @@ var keySeed = maphash.MakeSeed()
 // minute; the keys that they remove are found when the bucket is read, at most once a minute while
 // the topic is full. Its methods may be called concurrently.
 type keySet struct {
-	publishing *publishing
-	topic      *streams.Topic
-	most       int
+	shared *Publishers
+	topic  *streams.Topic
+	most   int
 
 	mu      sync.Mutex
 	hashes  map[uint64]bool // every key, and whether it is removed: 9 bytes and some more for each
@@ -59,8 +59,8 @@ type keySet struct {
 }
 
 // newKeySet begins to read the keys of a bucket with so many entries, and waits a moment for it.
-func (p *publishing) newKeySet(ctx context.Context, t *streams.Topic, rule *topics.Rule, entries uint64) *keySet {
-	k := &keySet{publishing: p, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]bool), present: int(entries)} //nolint:gosec // far fewer
+func (p *Publishers) newKeySet(ctx context.Context, t *streams.Topic, rule *topics.Rule, entries uint64) *keySet {
+	k := &keySet{shared: p, topic: t, most: rule.MaxKeys, hashes: make(map[uint64]bool), present: int(entries)} //nolint:gosec // far fewer
 	if k.most == 0 {
 		k.most = topics.DefaultMaxKeys
 	}
@@ -85,22 +85,22 @@ func (k *keySet) read() <-chan struct{} {
 	done := make(chan struct{})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p := k.publishing
+	p := k.shared
 	if k.reading {
 		close(done)
 		return done
 	}
-	k.reading, k.readAt = true, p.clock.Now()
-	started := p.conn.Start(func() {
+	k.reading, k.readAt = true, p.Clock.Now()
+	started := p.Conn.Start(func() {
 		defer close(done)
 		found := make(map[uint64]bool)
-		err := p.hooks.EachKey(p.conn.Ctx, k.topic, func(key string, removed bool) { found[maphash.String(keySeed, key)] = removed })
+		err := p.Hooks.EachKey(p.Conn.Ctx, k.topic, func(key string, removed bool) { found[maphash.String(keySeed, key)] = removed })
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.reading = false
 		if err != nil {
-			if p.conn.Ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
-				p.log.WarnContext(p.conn.Ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.Name), slog.Any("error", err))
+			if p.Conn.Ctx.Err() == nil && !errors.Is(err, event.ErrNotFound) {
+				p.Log.WarnContext(p.Conn.Ctx, "failed to read the keys of a topic; retrying in a minute", slog.String("topic", k.topic.Name), slog.Any("error", err))
 			}
 			return
 		}
@@ -150,7 +150,7 @@ func (k *keySet) admit(ctx context.Context, key, client string, tombstone bool) 
 		return nil
 	}
 	if !k.made(ctx, key, client) {
-		k.publishing.obs.LimitReached(limit)
+		k.shared.Obs.LimitReached(limit)
 		return err
 	}
 	k.mu.Lock()
@@ -171,12 +171,12 @@ func (k *keySet) noteLocked(h uint64, removed bool) {
 
 // made reports whether others have made a key, as far as the client may have that looked up.
 func (k *keySet) made(ctx context.Context, key, client string) bool {
-	if k.publishing.keyLooks.Take(client) > 0 {
+	if k.shared.keyLooks.Take(client) > 0 {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, keyLookWait)
 	defer cancel()
-	return k.publishing.hooks.HasKey(ctx, k.topic, key)
+	return k.shared.Hooks.HasKey(ctx, k.topic, key)
 }
 
 // add adds a key unless a limit forbids it, which add then names.
@@ -188,10 +188,10 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 		k.mu.Unlock()
 		return "", nil
 	}
-	p := k.publishing
+	p := k.shared
 	if k.complete { // otherwise the key may be an old one
 		if !tombstone && k.present+k.since-k.removed >= k.most {
-			again := p.clock.Now()-k.readAt > int64(keysAgain)
+			again := p.Clock.Now()-k.readAt > int64(keysAgain)
 			k.mu.Unlock()
 			if again { // others may have removed some
 				k.read()
@@ -202,11 +202,11 @@ func (k *keySet) add(h uint64, client string, tombstone bool) (limit string, err
 		if counts && p.keyShares.Wait(client) > 0 {
 			k.mu.Unlock()
 			return "key_share", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics in 30 days, which is its limit: one more is allowed every %v",
-				p.limits.KeyShare, max(shareTime/time.Duration(p.limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
+				p.Limits.KeyShare, max(ShareTime/time.Duration(p.Limits.KeyShare), time.Millisecond).Round(time.Millisecond))}
 		}
 		if counts && p.newKeys.Take(client) > 0 {
 			k.mu.Unlock()
-			return "keys_per_client", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", p.limits.KeysPerClient, p.limits.KeyRate)}
+			return "keys_per_client", &event.Error{Code: event.CodeRateLimited, Msg: fmt.Sprintf("this client has made %d new keys of compacted topics, which is its limit: %d more are allowed a second", p.Limits.KeysPerClient, p.Limits.KeyRate)}
 		}
 		if counts {
 			p.keyShares.Take(client)

@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"cmp"
@@ -18,154 +18,57 @@ import (
 	"eventhub/jetstream/schemas"
 )
 
-// PublishOptions are the optional fields of an event. The zero value is a plain event: no key, id
-// made by the hub. They are passed by value, because a pointer that passes through an interface
-// would cost an allocation per publish.
-type PublishOptions struct {
-	// ID makes the publish idempotent within the topic's duplicate window (default 2 min):
-	// 1..128 bytes, no control characters, no outer blanks, not of the form <stream>@<sequence>.
-	ID string
-	// TS is the record's ts in epoch milliseconds when HasTS is set; otherwise the moment of
-	// storage counts.
-	TS    int64
-	HasTS bool
-	// Key is any UTF-8 of 1..512 bytes, or "" for none.
-	Key string
-	// SID, Tags and CausedBy are carried along; their bytes count with those of Headers.
-	SID string
-	// Headers: names are RFC 9110 tokens, values have no control characters and no outer blanks; at
-	// most 64, 16 KiB in all. Nats-*, Event-* and KV-* are reserved in any case.
-	Headers  map[string]string
-	Tags     []string
-	CausedBy []string
-	// Tombstone removes Key, which must be set, from a compacted topic. The payload must be empty
-	// or null.
-	Tombstone bool
-	// Delay and At store the event later: Delay from now on, or at the time At, at most
-	// Limits.MaxDelay ahead. Give one of them at most. A delay of 0 and a time that has passed mean
-	// now. Until then the event is not in the topic: nobody sees it, and Publisher.Cancel removes
-	// it. Its ts, unless given, is the moment at which it is stored in the topic, like the place
-	// that it then has among the other events, those of its key included. An ID is compared with
-	// the events of the topic that wait, and again when the event is due. The event is stored by a
-	// bus that is open then, and otherwise by the next one. It needs a NATS server 2.12 or newer.
-	Delay time.Duration
-	At    time.Time
-	// Wrapper means that the payload contains the payload of another event, and may therefore
-	// exceed the limit by 16 KiB.
-	Wrapper bool
-	// Brief has PublishAsync return ErrLong, without an effect, where the comparison with the
-	// schema of the topic takes more than about a millisecond, or the client must wait for its
-	// ration (Limits.ComputeTime).
-	Brief bool
-	// CountFor, if not "", is the client for which the topic and the key count that this publish
-	// creates, instead of that of the Publisher (Publisher.CountFor).
-	CountFor string
-	// ExpectKeySequence, when not nil, stores the event only if the newest event of Key has this
-	// stream sequence (0: there is none yet). Otherwise the publish fails with ErrKeyChanged.
-	ExpectKeySequence *uint64
-	// Yield is for publishes of the program itself that lose nothing by waiting. They are refused
-	// with storage_low like those of clients (Limits.StorageReserve).
-	Yield bool
-	// KeyExists tells that the caller has read a value of Key, so that Key counts as no new key of
-	// a compacted topic, also if this hub has not heard of it.
-	KeyExists bool
-}
-
-// Publisher publishes for one client in order. The stream stores events in the order of the calls,
-// as long as no publish in between fails. A Publisher is pinned to one NATS connection of the bus's
-// pool, which keeps that order. Events with a delay have no such order. PublishAsync, Publish and
-// CountFor are for one goroutine at a time; the others may be called concurrently. Different
-// Publishers are independent. A Publisher needs no closing.
+// Publisher publishes for one client, in order. It is behind jetstream.Publisher, whose methods of
+// the same names say what these do, and who may call them.
 type Publisher struct {
-	publishing *publishing
-	link       *conn.Link
-	client     string // whose new topics are counted; "" for the hub itself
+	shared *Publishers
+	link   *conn.Link
+	client string // whose new topics are counted; "" for the hub itself
 
 	inFlight conn.Gate    // of unanswered publishes
 	advance  atomic.Int64 // bytes taken from the client's rations and not used
 }
 
-// NewPublisher returns a new Publisher. A Publisher is cheap; create one for each client session.
-// Until CountFor names a client, the topics that the Publisher creates count for that Publisher
-// alone (Limits.TopicsPerClient).
-func (b *Bus) NewPublisher() *Publisher { return b.publishing.newPublisher(b.publishing.unnamed()) }
-
-// CountFor makes the topics that this Publisher creates from now on count for a client
-// (Limits.TopicsPerClient). All Publishers and subscriptions (SubscribeOptions.CountFor) with the
-// same client share one count. client must not be empty and must not begin with NUL.
+// CountFor makes the topics that this Publisher creates from now on count for a client.
 func (p *Publisher) CountFor(client string) {
 	p.client = client
 	p.advance.Store(0)
 }
 
-// Publish is PublishAsync that waits: it stores one event and returns once the stream has confirmed
-// it. Errors are those of PublishAsync and of its done. When ctx ends first, the *Error
-// (publish_failed) says that the outcome is unknown.
-func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (event.Receipt, error) {
-	return p.publishing.publishWait(ctx, func(done func(event.Receipt, error)) error {
+// Publish is PublishAsync that waits.
+func (p *Publisher) Publish(ctx context.Context, topic string, payload []byte, opts *Options) (event.Receipt, error) {
+	return p.shared.wait(ctx, func(done func(event.Receipt, error)) error {
 		return p.PublishAsync(ctx, topic, payload, opts, done)
 	})
 }
 
-func (p *publishing) newPublisher(client string) *Publisher {
-	return &Publisher{publishing: p, link: p.conn.Link(), client: client}
+func (p *Publishers) newPublisher(client string) *Publisher {
+	return &Publisher{shared: p, link: p.Conn.Link(), client: client}
 }
 
-// PublishAsync sends the event and returns. done is called exactly once, from a goroutine of the
-// bus, when the stream has stored the event or the publish has failed. After 10 s without an ack,
-// or at the deadline of ctx if that is sooner, the outcome is unknown; a publish with an id may
-// then be repeated safely. done must not block. The done of an earlier publish may be called after
-// that of a later one; Receipt.Sequence is the order of the stream. PublishAsync does not keep
-// payload and opts after it returns.
-//
-// payload is stored byte for byte. It need not be JSON, although clients of the hub get JSON. In a
-// record (Event.AppendRecord), text that is not JSON becomes a JSON string, and other bytes become
-// a string in base64; the header Event-Encoding names the encoding. An empty payload becomes null.
-// ValidPayload reports whether a payload counts as JSON.
-//
-// An error returned by PublishAsync itself means that nothing was stored and done will not be
-// called; it is ErrClosed or an *Error. The *Error is about a mistake of the client (bad_topic,
-// bad_options, publish_failed with the cause ErrTooLarge, rate_limited), or about a failure that
-// may pass (overloaded, storage_low, publish_failed, internal). The error given to done is an
-// *Error (publish_failed, topic_full, storage_low), or ErrKeyChanged.
-//
-// PublishAsync waits while the topic is being created, until the first publish to a stream is
-// confirmed, and while too many publishes are in flight (Limits.PublishInFlight per stream,
-// Limits.SessionInFlight per Publisher).
-func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts PublishOptions, done func(event.Receipt, error)) error {
-	if p.publishing.tracer != nil {
-		return p.publishTraced(ctx, topic, payload, &opts, done)
+// PublishAsync sends an event. After a nil error, done is called once. It keeps neither payload nor
+// opts.
+func (p *Publisher) PublishAsync(ctx context.Context, topic string, payload []byte, opts *Options, done func(event.Receipt, error)) error {
+	if p.shared.Tracer != nil {
+		return p.publishTraced(ctx, topic, payload, opts, done)
 	}
-	return p.publish(ctx, topic, payload, &opts, done)
-}
-
-// outgoing is an event that is being published, and what its topic adds to what the caller gave.
-type outgoing struct {
-	PublishOptions
-
-	payload []byte
-	bytes   int64 // in the store, once it was admitted
-	version int   // of the schema, which the hub stamps the event with; 0: none
-	// broken says that the event breaks the schema of a topic that this hub meets with it.
-	broken bool
-	// original is the header of a dead letter that says where its event was stored; "": none.
-	original string
+	return p.publish(ctx, topic, payload, opts, done)
 }
 
 // publish is PublishAsync without a span.
-func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, opts *PublishOptions, done func(event.Receipt, error)) error {
-	o := outgoing{PublishOptions: *opts, payload: payload}
-	t, err := p.publishing.admit(ctx, topic, &o, p.client)
+func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, opts *Options, done func(event.Receipt, error)) error {
+	o := outgoing{Options: *opts, payload: payload}
+	t, err := p.shared.admit(ctx, topic, &o, p.client)
 	if err != nil {
 		return err
 	}
-	if p.publishing.conn.Closing() {
+	if p.shared.Conn.Closing() {
 		return event.ErrClosed
 	}
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	if err := o.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
+	if err := o.checkAdded(topic, p.shared.cloudSource(topic, t)); err != nil {
 		return err
 	}
 	var at time.Time
@@ -175,7 +78,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	}
 	client := cmp.Or(opts.CountFor, p.client)
 	if t == nil {
-		if t, err = p.publishing.streams.Topic(ctx, topic, client); err != nil {
+		if t, err = p.shared.Streams.Topic(ctx, topic, client); err != nil {
 			return err
 		}
 		if o.broken {
@@ -183,7 +86,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 		}
 	}
 	o.bytes = o.size()
-	if err := p.publishing.byteRations.admit(p, t.Stream, &o, client); err != nil {
+	if err := p.shared.byteRations.admit(p, t.Stream, &o, client); err != nil {
 		return err
 	}
 	gates := gatesOf(t)
@@ -205,7 +108,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 	// more under way than that. What is not stored is given back.
 	letter := t.Dead && conn.Rationed(client)
 	if letter {
-		if err := p.publishing.hooks.AdmitLetter(client, len(payload)); err != nil {
+		if err := p.shared.Hooks.AdmitLetter(client, len(payload)); err != nil {
 			return err
 		}
 		done = p.refunding(client, len(payload), done)
@@ -216,7 +119,7 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 		err = p.send(ctx, t, &o, done)
 	}
 	if err != nil && letter {
-		p.publishing.hooks.RefundLetter(client, len(payload))
+		p.shared.Hooks.RefundLetter(client, len(payload))
 	}
 	return err
 }
@@ -225,30 +128,27 @@ func (p *Publisher) publish(ctx context.Context, topic string, payload []byte, o
 func (p *Publisher) refunding(client string, size int, done func(event.Receipt, error)) func(event.Receipt, error) {
 	return func(r event.Receipt, err error) {
 		if err != nil || r.Duplicate {
-			p.publishing.hooks.RefundLetter(client, size)
+			p.shared.Hooks.RefundLetter(client, size)
 		}
 		done(r, err)
 	}
 }
 
-// Admit checks an event that is to be published later, as PublishAsync would, as far as possible
-// without asking the server. It checks the topic, the options, the size, the key that a compacted
-// topic requires, and the schema, for which it may wait for some seconds. Where the topic's rule
-// asks for schemas, Admit adds the version to opts.Headers, which it copies, so that the event is
-// compared with the same version later.
-func (p *Publisher) Admit(ctx context.Context, topic string, payload []byte, opts *PublishOptions) error {
+// Admit checks an event that is to be published later, and stamps opts with the version of its
+// schema.
+func (p *Publisher) Admit(ctx context.Context, topic string, payload []byte, opts *Options) error {
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	o := outgoing{PublishOptions: *opts, payload: payload}
-	t, err := p.publishing.admit(ctx, topic, &o, cmp.Or(opts.CountFor, p.client))
+	o := outgoing{Options: *opts, payload: payload}
+	t, err := p.shared.admit(ctx, topic, &o, cmp.Or(opts.CountFor, p.client))
 	if err != nil {
 		return err
 	}
-	if err := o.checkAdded(topic, p.publishing.cloudSource(topic, t)); err != nil {
+	if err := o.checkAdded(topic, p.shared.cloudSource(topic, t)); err != nil {
 		return err
 	}
-	if p.publishing.cfg.Server != nil && p.publishing.streams.Headrooms.File.Low.Load() {
+	if p.shared.Embedded && p.shared.Streams.Headrooms.File.Low.Load() {
 		return streams.StorageLow(nil) // what is published later waits on the same disk
 	}
 	o.stamp()
@@ -267,16 +167,16 @@ func (o *outgoing) checkAdded(topic, source string) error {
 
 // admit says what of a publish the topic does not take, before the topic is made for it. It returns
 // the topic if this hub has met it, else nil. A comparison with a schema counts for the client.
-func (p *publishing) admit(ctx context.Context, topic string, o *outgoing, client string) (t *streams.Topic, err error) {
-	limit := p.conn.MaxPayload
+func (p *Publishers) admit(ctx context.Context, topic string, o *outgoing, client string) (t *streams.Topic, err error) {
+	limit := p.Conn.MaxPayload
 	var compacted bool
-	if t = p.streams.Known(topic); t != nil {
+	if t = p.Streams.Known(topic); t != nil {
 		limit, compacted = t.MaxPayload, t.Bucket != nil
 	} else {
-		if err := ValidTopic(topic); err != nil {
+		if err := event.ValidTopic(topic); err != nil {
 			return nil, err
 		}
-		rule := p.rules.Of(topic)
+		rule := p.Rules.Of(topic)
 		compacted = rule.Compaction
 		if rule.MaxPayload > 0 {
 			limit = min(limit, rule.MaxPayload)
@@ -292,7 +192,7 @@ func (p *publishing) admit(ctx context.Context, topic string, o *outgoing, clien
 		return nil, event.BadOptions("topic %s keeps the newest event of each key: give opts.key", topic)
 	}
 	if o.Delayed() {
-		if err := o.validateDelay(time.Now(), p.limits.MaxDelay); err != nil {
+		if err := o.validateDelay(time.Now(), p.Limits.MaxDelay); err != nil {
 			return nil, err
 		}
 	}
@@ -300,7 +200,7 @@ func (p *publishing) admit(ctx context.Context, topic string, o *outgoing, clien
 		return nil, event.BadOptions("opts.tombstone removes a key: the payload must be null, or left out")
 	}
 	if t == nil {
-		return nil, o.compare(ctx, p.schemas.Gate(topic, p.rules.Of(topic)), client, nil)
+		return nil, o.compare(ctx, p.Schemas.Gate(topic, p.Rules.Of(topic)), client, nil)
 	}
 	return t, o.compare(ctx, gatesOf(t).schema, client, t.Obs)
 }
@@ -337,10 +237,10 @@ func (p *Publisher) transmit(ctx context.Context, w *flight) error {
 	if !t.Stream.Ready[p.link.Index].Load() {
 		return p.first(ctx, w)
 	}
-	w.sent = p.publishing.clock.Now()
+	w.sent = p.shared.Clock.Now()
 	// the answer may come, or be given up, while the message is still being written
 	w.users.Store(2)
-	if err := p.link.Ask(&w.msg, w.sent-p.publishing.shortfall(ctx, w.sent), w); err != nil {
+	if err := p.link.Ask(&w.msg, w.sent-p.shared.shortfall(ctx, w.sent), w); err != nil {
 		p.release(t.Stream)
 		w.free()
 		t.Obs.PublishFailed()
@@ -352,12 +252,12 @@ func (p *Publisher) transmit(ctx context.Context, w *flight) error {
 
 // shortfall returns by how much sooner than publishWait after now, in the bus's time, the context
 // ends; 0 when it does not.
-func (p *publishing) shortfall(ctx context.Context, now int64) int64 {
+func (p *Publishers) shortfall(ctx context.Context, now int64) int64 {
 	end, ok := ctx.Deadline()
 	if !ok {
 		return 0
 	}
-	return max(0, now+int64(conn.PublishWait)-int64(end.Sub(p.clock.Base)))
+	return max(0, now+int64(conn.PublishWait)-int64(end.Sub(p.Clock.Base)))
 }
 
 // flight is an event on its way to the stream. They are pooled, with the message and its
@@ -414,7 +314,7 @@ func (w *flight) fill(o *outgoing) error {
 // Answer is called by the link with the stream's ack.
 func (w *flight) Answer(reply *nats.Msg, err error) {
 	p, s := w.p, w.topic.Stream
-	w.done(p.publishing.confirmed(w.topic, w.id, reply, err, w.sent))
+	w.done(p.shared.confirmed(w.topic, w.id, reply, err, w.sent))
 	w.release()
 	p.release(s)
 }
@@ -441,7 +341,7 @@ func (p *Publisher) first(ctx context.Context, w *flight) error {
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		sent := p.publishing.clock.Now()
+		sent := p.shared.Clock.Now()
 		reply, err := p.link.RequestMsg(ctx, &w.msg)
 		if err == nil && conn.NoResponders(reply) && ctx.Err() == nil {
 			select {
@@ -450,11 +350,11 @@ func (p *Publisher) first(ctx context.Context, w *flight) error {
 			case <-ctx.Done():
 			}
 		}
-		r, err := p.publishing.confirmed(t, w.id, reply, err, sent)
+		r, err := p.shared.confirmed(t, w.id, reply, err, sent)
 		if err == nil {
 			t.Stream.Ready[p.link.Index].Store(true)
 		}
-		p.publishing.conn.Apart(func() { // the caller may hold a lock that done takes
+		p.shared.Conn.Apart(func() { // the caller may hold a lock that done takes
 			w.done(r, err)
 			w.free()
 			p.release(t.Stream)
@@ -464,7 +364,7 @@ func (p *Publisher) first(ctx context.Context, w *flight) error {
 }
 
 // confirmed turns the answer to a publish into a receipt or an *Error.
-func (p *publishing) confirmed(t *streams.Topic, id string, reply *nats.Msg, err error, sent int64) (event.Receipt, error) {
+func (p *Publishers) confirmed(t *streams.Topic, id string, reply *nats.Msg, err error, sent int64) (event.Receipt, error) {
 	fail := func(msg string, cause error) (event.Receipt, error) {
 		t.Obs.PublishFailed()
 		return event.Receipt{}, &event.Error{Code: event.CodePublishFailed, Msg: msg, Err: cause}
@@ -473,14 +373,14 @@ func (p *publishing) confirmed(t *streams.Topic, id string, reply *nats.Msg, err
 		return fail("the event store did not confirm in time: the outcome is unknown; with opts.id it may be repeated safely", err)
 	}
 	if conn.NoResponders(reply) {
-		p.streams.Forget(t.Stream)
+		p.Streams.Forget(t.Stream)
 		return fail("the event store has no leader for this topic now: nothing was stored, try again", nats.ErrNoResponders)
 	}
 	ack, err := conn.ParsePubAck(reply.Data, t.Stream.Name)
 	if conn.KeyChanged(err) {
 		return event.Receipt{}, event.ErrKeyChanged // no failure: it is what was asked for
 	}
-	if t.Stream.Keep != nil && beyond(err) {
+	if t.Stream.Keep != nil && streams.Beyond(err) {
 		t.Obs.PublishFailed()
 		return event.Receipt{}, t.Stream.Keep.Refused()
 	}
@@ -488,7 +388,7 @@ func (p *publishing) confirmed(t *streams.Topic, id string, reply *nats.Msg, err
 		if refused.ErrCode == errIDInProcess {
 			return fail("the event store has not finished with an event of the same id: the outcome is unknown; repeat it with the id", err)
 		}
-		p.often.Log(p.conn.Ctx, slog.LevelWarn, "the stream refused an event", t.Name, slog.String("topic", t.Name), slog.Any("error", err))
+		p.Often.Log(p.Conn.Ctx, slog.LevelWarn, "the stream refused an event", t.Name, slog.String("topic", t.Name), slog.Any("error", err))
 		if streams.StoreFull(refused.ErrCode, refused.Description) {
 			t.Obs.PublishFailed()
 			t.Stream.Headroom.Set(true) // until NATS is asked again
@@ -497,8 +397,8 @@ func (p *publishing) confirmed(t *streams.Topic, id string, reply *nats.Msg, err
 		return fail("the event store refused the event: nothing was stored", err)
 	}
 	if strayed, ok := errors.AsType[*conn.StrayedError](err); ok {
-		p.streams.Forget(t.Stream) // the next publish looks where the topic is
-		p.often.Log(p.conn.Ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.Name,
+		p.Streams.Forget(t.Stream) // the next publish looks where the topic is
+		p.Often.Log(p.Conn.Ctx, slog.LevelError, "another stream took an event: it has a subject of the topic, whose stream is gone", t.Name,
 			slog.String("topic", t.Name), slog.String("stream", t.Stream.Name), slog.String("other", strayed.Stream))
 		return fail("the event was stored outside the topic, which has lost its stream: nothing is in the topic", err)
 	}
@@ -511,7 +411,7 @@ func (p *publishing) confirmed(t *streams.Topic, id string, reply *nats.Msg, err
 	if !ack.Duplicate {
 		t.Stream.Published(ack.Seq, id)
 	}
-	t.Obs.Published(time.Duration(p.clock.Now() - sent))
+	t.Obs.Published(time.Duration(p.Clock.Now() - sent))
 	return event.Receipt{ID: id, Stream: ack.Stream, Sequence: ack.Seq, Duplicate: ack.Duplicate}, nil
 }
 
@@ -522,8 +422,8 @@ func notSent(err error) error {
 // acquire waits until the stream and this Publisher have fewer unconfirmed publishes than they may
 // have.
 func (p *Publisher) acquire(ctx context.Context, s *streams.Stream) error {
-	if limit := p.publishing.limits.SessionInFlight; !p.inFlight.TryAcquire(limit) {
-		p.publishing.obs.LimitReached("session_in_flight")
+	if limit := p.shared.Limits.SessionInFlight; !p.inFlight.TryAcquire(limit) {
+		p.shared.Obs.LimitReached("session_in_flight")
 		if err := p.inFlight.Acquire(ctx, limit); err != nil {
 			return tooMany(err)
 		}
@@ -533,7 +433,7 @@ func (p *Publisher) acquire(ctx context.Context, s *streams.Stream) error {
 		return nil
 	default:
 	}
-	p.publishing.obs.LimitReached("publish_in_flight")
+	p.shared.Obs.LimitReached("publish_in_flight")
 	select {
 	case s.Slots <- struct{}{}:
 		return nil
@@ -555,32 +455,16 @@ func (p *Publisher) release(s *streams.Stream) {
 // Flush waits until every publish of this Publisher has been answered, or returns the error of ctx.
 func (p *Publisher) Flush(ctx context.Context) error { return p.inFlight.Empty(ctx) }
 
-// Publish stores one event and returns once the stream has confirmed it. It may be called
-// concurrently; concurrent calls have no order (use a Publisher for order). payload need not be
-// JSON; see Publisher.PublishAsync, which also documents the errors. When ctx ends before the
-// answer arrives, the *Error says that the outcome is unknown. A publish with PublishOptions.ID may
-// then be repeated safely. If ctx has no deadline, Publish returns within 10 s.
-func (b *Bus) Publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (event.Receipt, error) {
-	return b.publishing.publish(ctx, topic, payload, opts)
-}
-
-// publish is Bus.Publish.
-func (p *publishing) publish(ctx context.Context, topic string, payload []byte, opts PublishOptions) (event.Receipt, error) {
-	return p.publishWait(ctx, func(done func(event.Receipt, error)) error {
-		return p.publisher.PublishAsync(ctx, topic, payload, opts, done)
-	})
-}
-
-// store stores an event of the hub's own with an id, which is not admitted, and waits until it is
+// Store stores an event of the hub's own with an id, which is not admitted, and waits until it is
 // stored. original is the header of a dead letter that says where its event was stored, or "".
-func (p *publishing) store(ctx context.Context, t *streams.Topic, payload []byte, id, original string) error {
-	_, err := p.publishWait(ctx, func(done func(event.Receipt, error)) error {
-		return p.publisher.send(ctx, t, &outgoing{PublishOptions: PublishOptions{ID: id}, payload: payload, original: original}, done)
+func (p *Publishers) Store(ctx context.Context, t *streams.Topic, payload []byte, id, original string) error {
+	_, err := p.wait(ctx, func(done func(event.Receipt, error)) error {
+		return p.own.send(ctx, t, &outgoing{Options: Options{ID: id}, payload: payload, original: original}, done)
 	})
 	return err
 }
 
-func (p *publishing) publishWait(ctx context.Context, send func(func(event.Receipt, error)) error) (event.Receipt, error) {
+func (p *Publishers) wait(ctx context.Context, send func(func(event.Receipt, error)) error) (event.Receipt, error) {
 	type result struct {
 		r   event.Receipt
 		err error

@@ -1,7 +1,8 @@
-package jetstream
+package publish
 
 import (
 	"context"
+	"log/slog"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -9,25 +10,31 @@ import (
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/internal/streams"
+	"eventhub/jetstream/pacedlog"
 	"eventhub/jetstream/quota"
 	"eventhub/jetstream/schemas"
 	"eventhub/jetstream/topics"
 )
 
-// publishing stores events: at once, later, and as dead letters. It has the rations of those who
-// publish.
-type publishing struct {
-	*core
-	streams *streams.Streams
-	schemas *schemas.Registry
-	hooks   publishHooks
+// ShareTime is the time for which Limits.KeyShare holds, and shares of other things like it.
+const ShareTime = 30 * 24 * time.Hour
 
-	publisher *Publisher    // of the bus itself; nil until begin
+// wrapperMargin is what Options.Wrapper may add to the limit of payloads.
+const wrapperMargin = 16 << 10
+
+// Publishers stores events: at once, and later. It has what all Publishers share: the rations of
+// those who publish, the gates of topics, and the stream of delayed events. Its methods may be
+// called concurrently.
+type Publishers struct {
+	Config
+	Hooks Hooks
+
+	own       *Publisher    // of the bus itself; nil until Begin
 	clients   atomic.Uint64 // numbers the clients without a name
 	schedules *schedules
 
 	newKeys   *quota.Set // keys of compacted topics, by the client that made them
-	keyShares *quota.Set // the same over shareTime
+	keyShares *quota.Set // the same over ShareTime
 	// newDerived counts keys that projections make from events, by the client that published these.
 	newDerived *quota.Set
 	keyLooks   *quota.Set // look-ups of keys that would be refused, by client
@@ -35,9 +42,45 @@ type publishing struct {
 	byteRations *byteRations
 }
 
-// publishHooks are called by publishing, for what it does not do itself. They are set before the
+// Config is what a Publishers is given.
+type Config struct {
+	Conn    *conn.Pool
+	Streams *streams.Streams
+	Schemas *schemas.Registry
+	Rules   topics.Rules
+	Derived []DerivedKeys
+	// Embedded says that the server is in this process.
+	Embedded bool
+	// Replicas and Memory are those of the stream of delayed events.
+	Replicas int
+	Memory   bool
+	// AckWait is after which time the server gives a delayed event that is due to another hub.
+	AckWait time.Duration
+	// DueRetry is how long a delayed event waits that could not be stored, doubled with each
+	// attempt up to a minute.
+	DueRetry time.Duration
+	Limits   Limits
+
+	Log    *slog.Logger
+	Often  *pacedlog.Log
+	Obs    event.Observer
+	Clock  *conn.Clock
+	Tracer event.Tracer // nil: none
+}
+
+// Limits are those of the bus with the same names.
+type Limits struct {
+	Topics, SessionInFlight, PublishInFlight int
+	KeysPerClient, KeyRate, KeyShare         int
+	DerivedKeysPerClient, DerivedKeyRate     int
+	PublishRate, PublishBurst, StorageShare  int
+	Delayed, DelayedPerClient                int
+	MaxDelay                                 time.Duration
+}
+
+// Hooks are called by Publishers, for what these do not do themselves. They are set before the
 // bus connects.
-type publishHooks struct {
+type Hooks struct {
 	// EachKey calls f for the keys in the bucket of a topic, and says of each whether it is
 	// removed.
 	EachKey func(ctx context.Context, t *streams.Topic, f func(key string, removed bool)) error
@@ -57,24 +100,39 @@ type publishHooks struct {
 	Bury func(ctx context.Context, original *event.Event, reason string, attempts int, id string) error
 }
 
-func newPublishing(c *core, s *streams.Streams, m *schemas.Registry) *publishing {
-	l := c.limits
-	p := &publishing{
-		core: c, streams: s, schemas: m,
-		newKeys:     quota.New(float64(l.KeyRate), l.KeysPerClient, l.Topics, nil),
-		keyShares:   quota.New(float64(l.KeyShare)/shareTime.Seconds(), l.KeyShare, l.Topics, nil),
-		newDerived:  quota.New(float64(l.DerivedKeyRate), l.DerivedKeysPerClient, l.Topics, nil),
-		keyLooks:    quota.New(keyLooks, keyLooks, l.Topics, nil),
-		byteRations: newByteRations(c, s.Headrooms),
+// New returns the Publishers of a bus that is not connected yet.
+func New(cfg Config) *Publishers {
+	l := cfg.Limits
+	p := &Publishers{
+		Config:     cfg,
+		newKeys:    quota.New(float64(l.KeyRate), l.KeysPerClient, l.Topics, nil),
+		keyShares:  quota.New(float64(l.KeyShare)/ShareTime.Seconds(), l.KeyShare, l.Topics, nil),
+		newDerived: quota.New(float64(l.DerivedKeyRate), l.DerivedKeysPerClient, l.Topics, nil),
+		keyLooks:   quota.New(keyLooks, keyLooks, l.Topics, nil),
 	}
+	p.byteRations = newByteRations(p)
 	p.schedules = newSchedules(p)
 	return p
 }
 
-// begin takes one of the connections, which are there, for what the bus itself publishes.
-func (p *publishing) begin() {
+// Begin takes one of the connections, which are there, for what the bus itself publishes.
+func (p *Publishers) Begin() {
 	p.byteRations.begin()
-	p.publisher = p.newPublisher("")
+	p.own = p.newPublisher("")
+}
+
+// StoreDue begins to store delayed events that are due, until the bus closes.
+func (p *Publishers) StoreDue() {
+	p.schedules.out = p.newPublisher("")
+	p.Conn.Start(p.schedules.run)
+}
+
+// Own returns the Publisher of the bus itself, whose topics count for nobody.
+func (p *Publishers) Own() *Publisher { return p.own }
+
+// Publisher returns a new Publisher, for a client that nobody has named.
+func (p *Publishers) Publisher() *Publisher {
+	return p.newPublisher(conn.OwnClient + strconv.FormatUint(p.clients.Add(1), 36))
 }
 
 // gates are what the events of a topic pass before they are stored. Each may be nil.
@@ -84,9 +142,9 @@ type gates struct {
 	schema  *schemas.Gate
 }
 
-// newGates makes the gates of a topic whose bucket, if it has one, has so many entries.
-func (p *publishing) newGates(ctx context.Context, t *streams.Topic, rule *topics.Rule, entries uint64) any {
-	g := &gates{derived: p.derivedKeysOf(t.Name), schema: p.schemas.Gate(t.Name, rule)}
+// Gates makes the gates of a topic whose bucket, if it has one, has so many entries.
+func (p *Publishers) Gates(ctx context.Context, t *streams.Topic, rule *topics.Rule, entries uint64) any {
+	g := &gates{derived: p.derivedKeysOf(t.Name), schema: p.Schemas.Gate(t.Name, rule)}
 	if t.Bucket != nil {
 		g.keys = p.newKeySet(ctx, t, rule, entries)
 	}
@@ -103,7 +161,19 @@ func gatesOf(t *streams.Topic) *gates {
 	return &noGates
 }
 
-// unnamed is a name for a client that nobody named.
-func (p *publishing) unnamed() string {
-	return conn.OwnClient + strconv.FormatUint(p.clients.Add(1), 36)
+// KeysLooked tells how many entries the bucket of a topic has. It returns how many keys of them are
+// removed.
+func (p *Publishers) KeysLooked(t *streams.Topic, entries uint64) (removed int) {
+	if keys := gatesOf(t).keys; keys != nil {
+		return keys.looked(entries)
+	}
+	return 0
+}
+
+// KnownKeys returns how many keys this hub takes a topic to have, removed ones included.
+func (p *Publishers) KnownKeys(t *streams.Topic) int {
+	k := gatesOf(t).keys
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.present + k.since
 }

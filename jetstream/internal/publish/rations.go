@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"log/slog"
@@ -24,25 +24,24 @@ const (
 
 // byteRations are the bytes that clients may publish.
 type byteRations struct {
-	core      *core
-	headrooms *streams.Headrooms
+	shared    *Publishers
 	published *quota.Set // bytes, by client
 	stored    *quota.Set // the same over storedAge; nil: any
 }
 
-func newByteRations(c *core, h *streams.Headrooms) *byteRations {
-	l := c.limits
-	return &byteRations{core: c, headrooms: h, published: quota.New(float64(l.PublishRate), l.PublishBurst, l.Topics, nil)}
+func newByteRations(p *Publishers) *byteRations {
+	l := p.Limits
+	return &byteRations{shared: p, published: quota.New(float64(l.PublishRate), l.PublishBurst, l.Topics, nil)}
 }
 
 // begin finds out what a share of the store is, once NATS was asked for its room.
 func (r *byteRations) begin() {
-	share := r.core.limits.StorageShare
-	if left := r.headrooms.File.Left.Load(); share == 0 && left < streams.Unbounded {
-		share = int(max(left/shareOf, r.headrooms.File.Reserve.Load()))
+	share := r.shared.Limits.StorageShare
+	if left := r.shared.Streams.Headrooms.File.Left.Load(); share == 0 && left < streams.Unbounded {
+		share = int(max(left/shareOf, r.shared.Streams.Headrooms.File.Reserve.Load()))
 	}
 	if share > 0 {
-		r.stored = quota.New(float64(share)/storedAge.Seconds(), share, r.core.limits.Topics, nil)
+		r.stored = quota.New(float64(share)/storedAge.Seconds(), share, r.shared.Limits.Topics, nil)
 	}
 }
 
@@ -62,7 +61,7 @@ func (o *outgoing) size() int64 {
 
 // admit takes an event of o.bytes from the rations of its client and from the room for its
 // stream, or returns the refusal. The hub's own events need neither, unless they can wait
-// (PublishOptions.Yield). Removals of keys make room, and may use half of the reserve.
+// (Options.Yield). Removals of keys make room, and may use half of the reserve.
 func (r *byteRations) admit(p *Publisher, s *streams.Stream, o *outgoing, client string) error {
 	switch {
 	case conn.Rationed(client):
@@ -72,8 +71,8 @@ func (r *byteRations) admit(p *Publisher, s *streams.Stream, o *outgoing, client
 	case !o.Yield:
 		return nil
 	}
-	if !r.headrooms.Take(s.Headroom, o.bytes*s.Copies, o.Tombstone) {
-		r.core.obs.LimitReached("storage_reserve")
+	if !r.shared.Streams.Headrooms.Take(s.Headroom, o.bytes*s.Copies, o.Tombstone) {
+		r.shared.Obs.LimitReached("storage_reserve")
 		return streams.StorageLow(nil)
 	}
 	return nil
@@ -98,12 +97,12 @@ func (r *byteRations) ration(p *Publisher, s *streams.Stream, o *outgoing, clien
 		wait = r.published.TakeN(client, int(taken))
 	}
 	if wait > 0 {
-		r.core.obs.LimitReached("publish_rate")
+		r.shared.Obs.LimitReached("publish_rate")
 		return &event.Error{Code: event.CodeRateLimited, Msg: "this client publishes more bytes a second than it may: slow down", Wait: wait}
 	}
 	if wait := r.stored.TakeN(client, int(taken)); wait > 0 && s.Headroom.Short() && !o.Tombstone {
-		r.core.obs.LimitReached("storage_share")
-		r.core.often.Log(r.core.conn.Ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
+		r.shared.Obs.LimitReached("storage_share")
+		r.shared.Often.Log(r.shared.Conn.Ctx, slog.LevelWarn, "a client has stored more than its share, and nats has little room left: it stores nothing", client, slog.String("client", client))
 		return &event.Error{Code: event.CodeStorageLow, Msg: "the event store has little room left, and this client has stored more than its share: nothing was stored; have events removed, or the store enlarged", Wait: wait}
 	}
 	p.advance.Add(taken - n)

@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"cmp"
@@ -29,7 +29,7 @@ import (
 // schedule; a hub then publishes the message to its topic (see due.go). The stream has no bounds,
 // because a bound would drop events: the hub refuses events instead.
 const (
-	delayedStream = "eventhub_delayed"
+	DelayedStream = "eventhub_delayed"
 	delayedPrefix = "eventhub.delayed."
 	// waitPrefix.<client>.<topic>.<id> is an event that waits.
 	waitPrefix = delayedPrefix + "wait."
@@ -64,61 +64,27 @@ const (
 // errNoSchedules is the refusal where the server has no message schedules.
 var errNoSchedules = event.BadOptions("opts.delay_ms and opts.at need message schedules, which this NATS server does not have: use nats-server 2.12 or newer")
 
-// due returns when the event is to be stored, and false if that is now.
-func (o *PublishOptions) due(now time.Time) (time.Time, bool) {
-	at := o.At
-	if o.Delay != 0 {
-		at = now.Add(o.Delay)
-	}
-	if !at.After(now) {
-		return time.Time{}, false
-	}
-	// the server knows milliseconds, and no event is early
-	return at.Add(time.Millisecond - 1).Truncate(time.Millisecond), true
-}
-
-// Delayed reports whether Delay or At is set. Such a publish may wait for the event store before it
-// is sent.
-func (o *PublishOptions) Delayed() bool { return o.Delay != 0 || !o.At.IsZero() }
-
-// validateDelay checks Delay and At.
-func (o *PublishOptions) validateDelay(now time.Time, most time.Duration) error {
-	switch {
-	case o.Delay != 0 && !o.At.IsZero():
-		return event.BadOptions("opts.delay_ms and opts.at are two ways to say when: give one")
-	case o.Delay < 0:
-		return event.BadOptions("opts.delay_ms must not be negative")
-	case o.Delay > most:
-		return event.BadOptions("opts.delay_ms is %d, at most %d are allowed (max_delay)", o.Delay.Milliseconds(), most.Milliseconds())
-	case o.At.Sub(now) > most:
-		return event.BadOptions("opts.at is more than %d ms ahead, which is the most allowed (max_delay)", most.Milliseconds())
-	case o.ExpectKeySequence != nil:
-		return event.BadOptions("an expected key sequence and a delay exclude each other")
-	}
-	return nil
-}
-
 // schedules is the stream of delayed events as this hub knows it.
 type schedules struct {
-	publishing *publishing
-	lock       chan struct{} // held while the stream is looked for or made
-	stream     atomic.Pointer[streams.Stream]
-	none       int64         // when the server had no schedules; 0 if never. Under lock.
-	found      chan struct{} // has a value when the stream was found
-	places     *lru.Cache[string, *delayPlaces]
-	out        *Publisher // of events that are due
+	shared *Publishers
+	lock   chan struct{} // held while the stream is looked for or made
+	stream atomic.Pointer[streams.Stream]
+	none   int64         // when the server had no schedules; 0 if never. Under lock.
+	found  chan struct{} // has a value when the stream was found
+	places *lru.Cache[string, *delayPlaces]
+	out    *Publisher // of events that are due
 	// letters has an entry for each dead letter of a due event that is being stored.
 	letters chan struct{}
 }
 
-func newSchedules(p *publishing) *schedules {
+func newSchedules(p *Publishers) *schedules {
 	places, _ := lru.New[string, *delayPlaces](delayedClients) // it fails for sizes below 1
-	return &schedules{publishing: p, lock: make(chan struct{}, 1), found: make(chan struct{}, 1), places: places, letters: make(chan struct{}, dueLetters)}
+	return &schedules{shared: p, lock: make(chan struct{}, 1), found: make(chan struct{}, 1), places: places, letters: make(chan struct{}, dueLetters)}
 }
 
 func scheduleConfig(cfg *Config) natsjs.StreamConfig {
 	c := natsjs.StreamConfig{
-		Name:        delayedStream,
+		Name:        DelayedStream,
 		Description: "eventhub: delayed events",
 		Subjects:    []string{delayedPrefix + ">"},
 		// what is settled goes; only due events are ever read
@@ -133,7 +99,7 @@ func scheduleConfig(cfg *Config) natsjs.StreamConfig {
 		AllowMsgTTL:       true,
 		AllowMsgSchedules: true,
 	}
-	if cfg.MemoryStorage {
+	if cfg.Memory {
 		c.Storage = natsjs.MemoryStorage
 	}
 	return c
@@ -148,18 +114,18 @@ func (k *schedules) open(ctx context.Context, create bool) (*streams.Stream, err
 	case k.lock <- struct{}{}:
 		defer func() { <-k.lock }()
 	case <-ctx.Done():
-		return nil, k.publishing.conn.Unavailable(ctx.Err())
+		return nil, k.shared.Conn.Unavailable(ctx.Err())
 	}
 	if s := k.stream.Load(); s != nil {
 		return s, nil
 	}
-	p := k.publishing
-	if k.none != 0 && p.clock.Now()-k.none < int64(time.Minute) {
+	p := k.shared
+	if k.none != 0 && p.Clock.Now()-k.none < int64(time.Minute) {
 		return nil, errNoSchedules
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.PublishWait)
 	defer cancel()
-	info, err := p.conn.FindStream(ctx, delayedStream)
+	info, err := p.Conn.FindStream(ctx, DelayedStream)
 	made := false
 	if errors.Is(err, event.ErrNotFound) && create {
 		info, made, err = k.create(ctx)
@@ -168,18 +134,18 @@ func (k *schedules) open(ctx context.Context, create bool) (*streams.Stream, err
 		return nil, err
 	}
 	if err != nil {
-		return nil, p.conn.Unavailable(err)
+		return nil, p.Conn.Unavailable(err)
 	}
 	if !info.Config.AllowMsgSchedules {
 		if made { // by a server that ignores the setting
-			if err := p.conn.JS.DeleteStream(ctx, delayedStream); err != nil {
-				p.log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", delayedStream), slog.Any("error", err))
+			if err := p.Conn.JS.DeleteStream(ctx, DelayedStream); err != nil {
+				p.Log.WarnContext(ctx, "failed to remove a stream that is of no use: the NATS server has no message schedules", slog.String("stream", DelayedStream), slog.Any("error", err))
 			}
 		}
-		k.none = p.clock.Now()
+		k.none = p.Clock.Now()
 		return nil, errNoSchedules
 	}
-	s := &streams.Stream{Name: delayedStream, Family: true, Created: native.StreamMade(info), Slots: make(chan struct{}, p.limits.PublishInFlight), Ready: make([]atomic.Bool, len(p.conn.Links)), Headroom: p.streams.Headrooms.Of(info.Config.Storage), Copies: int64(max(info.Config.Replicas, 1))}
+	s := &streams.Stream{Name: DelayedStream, Family: true, Created: native.StreamMade(info), Slots: make(chan struct{}, p.Limits.PublishInFlight), Ready: make([]atomic.Bool, len(p.Conn.Links)), Headroom: p.Streams.Headrooms.Of(info.Config.Storage), Copies: int64(max(info.Config.Replicas, 1))}
 	k.stream.Store(s)
 	select {
 	case k.found <- struct{}{}:
@@ -189,17 +155,17 @@ func (k *schedules) open(ctx context.Context, create bool) (*streams.Stream, err
 }
 
 func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made bool, err error) {
-	p := k.publishing
-	if err := p.streams.AwaitGone(ctx, delayedStream); err != nil {
+	p := k.shared
+	if err := p.Streams.AwaitGone(ctx, DelayedStream); err != nil {
 		return nil, false, err
 	}
-	s, err := p.conn.JS.CreateStream(ctx, scheduleConfig(&p.cfg))
+	s, err := p.Conn.JS.CreateStream(ctx, scheduleConfig(&p.Config))
 	if errors.Is(err, natsjs.ErrStreamNameAlreadyInUse) {
-		info, err = p.conn.FindStream(ctx, delayedStream)
+		info, err = p.Conn.FindStream(ctx, DelayedStream)
 		return info, false, err
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("jetstream: create stream %s: %w", delayedStream, err)
+		return nil, false, fmt.Errorf("jetstream: create stream %s: %w", DelayedStream, err)
 	}
 	return s.CachedInfo(), true, nil
 }
@@ -207,8 +173,8 @@ func (k *schedules) create(ctx context.Context) (info *natsjs.StreamInfo, made b
 // forget drops what is known of a stream that is gone, so that the next use looks again.
 func (k *schedules) forget(s *streams.Stream) {
 	if k.stream.CompareAndSwap(s, nil) {
-		p := k.publishing
-		p.streams.Missing(s.Name)
+		p := k.shared
+		p.Streams.Missing(s.Name)
 	}
 }
 
@@ -229,10 +195,10 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 	case p.lock <- struct{}{}:
 		defer func() { <-p.lock }()
 	case <-ctx.Done():
-		return false, k.publishing.conn.Unavailable(ctx.Err())
+		return false, k.shared.Conn.Unavailable(ctx.Err())
 	}
 	if p.left <= 0 {
-		now := k.publishing.clock.Now()
+		now := k.shared.Clock.Now()
 		if p.asked != 0 && p.left < 0 && now-p.asked < int64(delayedLook) {
 			return true, nil
 		}
@@ -242,7 +208,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 			due, err = k.count(ctx, duePrefix+filter)
 		}
 		if err != nil {
-			return false, k.publishing.conn.Unavailable(err)
+			return false, k.shared.Conn.Unavailable(err)
 		}
 		room := limit - waiting - due - int(p.sending.Load())
 		p.asked = now
@@ -259,7 +225,7 @@ func (k *schedules) take(ctx context.Context, p *delayPlaces, filter string, lim
 
 // count returns how many messages the stream has under a filter.
 func (k *schedules) count(ctx context.Context, filter string) (n int, err error) {
-	_, err = k.publishing.conn.Direct(ctx, delayedStream, &conn.DirectQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *conn.StoredMsg, pending uint64) error {
+	_, err = k.shared.Conn.Direct(ctx, DelayedStream, &conn.DirectQuery{Seq: 1, Batch: 1, NextBySubj: filter}, func(_ *conn.StoredMsg, pending uint64) error {
 		n = int(pending) + 1 //nolint:gosec // far fewer
 		return nil
 	})
@@ -275,7 +241,7 @@ func clientToken(client string) string {
 // reserve counts an event that client is about to delay, or returns the refusal. release is to be
 // called when the stream has answered.
 func (k *schedules) reserve(ctx context.Context, client string) (release func(), err error) {
-	p := k.publishing
+	p := k.shared
 	places := func(name string) *delayPlaces {
 		fresh := &delayPlaces{lock: make(chan struct{}, 1)}
 		if old, met, _ := k.places.PeekOrAdd(name, fresh); met {
@@ -285,22 +251,22 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 		return fresh
 	}
 	all := places("")
-	full, err := k.take(ctx, all, ">", p.limits.Delayed)
+	full, err := k.take(ctx, all, ">", p.Limits.Delayed)
 	if err != nil {
 		return nil, err
 	}
 	if full {
-		p.obs.LimitReached("delayed")
-		return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", p.limits.Delayed)}
+		p.Obs.LimitReached("delayed")
+		return nil, &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events wait, which is the limit (delayed): publish again when some are due", p.Limits.Delayed)}
 	}
 	if client == "" || client[0] == conn.OwnClient[0] {
 		return func() { all.sending.Add(-1) }, nil
 	}
 	own := places(client)
-	full, err = k.take(ctx, own, clientToken(client)+".>", p.limits.DelayedPerClient)
+	full, err = k.take(ctx, own, clientToken(client)+".>", p.Limits.DelayedPerClient)
 	if err == nil && full {
-		p.obs.LimitReached("delayed_per_client")
-		err = &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", p.limits.DelayedPerClient)}
+		p.Obs.LimitReached("delayed_per_client")
+		err = &event.Error{Code: event.CodeOverloaded, Msg: fmt.Sprintf("%d delayed events of this client wait, which is its limit (delayed_per_client): publish again when some are due", p.Limits.DelayedPerClient)}
 	}
 	if err != nil {
 		all.sending.Add(-1)
@@ -310,11 +276,13 @@ func (k *schedules) reserve(ctx context.Context, client string) (release func(),
 }
 
 // delayedName is what the subjects of a delayed event end with.
-func delayedName(topic, id string) string { return objectName(topic) + "." + keyToken(id) }
+func delayedName(topic, id string) string {
+	return native.ObjectName(topic) + "." + native.KeyToken(id)
+}
 
 // schedule is PublishAsync for an event that is due later.
 func (p *Publisher) schedule(ctx context.Context, t *streams.Topic, o *outgoing, at time.Time, done func(event.Receipt, error)) error {
-	k := p.publishing.schedules
+	k := p.shared.schedules
 	s, err := k.open(ctx, true)
 	if err != nil {
 		return err
@@ -368,30 +336,28 @@ type scheduleObserver struct{ event.TopicObserver }
 func (scheduleObserver) Published(time.Duration) {}
 
 // Cancel removes an event that was published with a delay and still waits. It returns ErrNotFound
-// when no such event waits: it is unknown, was cancelled, or has been stored in its topic or is
-// about to be. After a nil error, the event is never stored. After any other error the outcome is
-// unknown, and Cancel may be repeated. Cancel may be called concurrently with all other methods.
+// when no such event waits. After another error the outcome is unknown.
 func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
-	publishing := p.publishing
-	if err := ValidTopic(topic); err != nil {
+	shared := p.shared
+	if err := event.ValidTopic(topic); err != nil {
 		return err
 	}
 	if err := validateID(id); err != nil {
 		return err
 	}
-	if publishing.conn.Closing() {
+	if shared.Conn.Closing() {
 		return event.ErrClosed
 	}
-	if _, err := publishing.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
+	if _, err := shared.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
 		return event.ErrNotFound
 	} else if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, conn.PublishWait)
 	defer cancel()
-	err := publishing.schedules.cancel(ctx, delayedName(topic, id))
+	err := shared.schedules.cancel(ctx, delayedName(topic, id))
 	if err != nil && !errors.Is(err, event.ErrNotFound) {
-		return publishing.conn.Unavailable(err)
+		return shared.Conn.Unavailable(err)
 	}
 	return err
 }
@@ -400,8 +366,8 @@ func (p *Publisher) Cancel(ctx context.Context, topic, id string) error {
 // event as due. A due event counts as cancelled if a cancellation lies before it in the stream;
 // hubs look for cancellations after they have received an event, and note which they have met.
 func (k *schedules) cancel(ctx context.Context, name string) error {
-	p := k.publishing
-	waits, err := p.conn.LastBySubject(ctx, delayedStream, waitPrefix+"*."+name)
+	p := k.shared
+	waits, err := p.Conn.LastBySubject(ctx, DelayedStream, waitPrefix+"*."+name)
 	if err != nil {
 		return err
 	}
@@ -415,7 +381,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	due, err := p.conn.LastBySubject(ctx, delayedStream, duePrefix+"*."+name)
+	due, err := p.Conn.LastBySubject(ctx, DelayedStream, duePrefix+"*."+name)
 	switch {
 	case err == nil && due.Header.Get(headerScheduleID) == schedule:
 		if due.Seq < at {
@@ -428,7 +394,7 @@ func (k *schedules) cancel(ctx context.Context, name string) error {
 		return nil
 	}
 	// a hub has had it
-	met, err := p.conn.LastBySubject(ctx, delayedStream, mark)
+	met, err := p.Conn.LastBySubject(ctx, DelayedStream, mark)
 	if err != nil {
 		return err
 	}
@@ -444,7 +410,7 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 	if dropped {
 		h[headerDropped] = []string{"1"}
 	}
-	ack, err := k.publishing.conn.Write(ctx, delayedStream, &nats.Msg{Subject: subject, Header: h})
+	ack, err := k.shared.Conn.Write(ctx, DelayedStream, &nats.Msg{Subject: subject, Header: h})
 	if err != nil {
 		return 0, fmt.Errorf("jetstream: store a cancellation: %w", err)
 	}
@@ -454,16 +420,16 @@ func (k *schedules) mark(ctx context.Context, subject string, dropped bool) (uin
 // remove removes a message and reports whether it was there. It asks once: asked twice, the server
 // would say that what it removed the first time was not there.
 func (k *schedules) remove(ctx context.Context, seq uint64) (bool, error) {
-	p := k.publishing
+	p := k.shared
 	query := []byte(`{"no_erase":true,"seq":` + strconv.FormatUint(seq, 10) + `}`)
-	reply, err := p.conn.Link().Request(ctx, p.conn.API+"STREAM.MSG.DELETE."+delayedStream, query)
+	reply, err := p.Conn.Link().Request(ctx, p.Conn.API+"STREAM.MSG.DELETE."+DelayedStream, query)
 	if err != nil {
 		return false, fmt.Errorf("jetstream: remove a schedule: %w", err)
 	}
 	removed, err := parseRemoved(reply)
 	if _, refused := errors.AsType[*conn.APIError](err); refused {
 		// The server has several errors for a message that is not there.
-		_, absent := p.conn.GetMsg(ctx, delayedStream, map[string]any{"seq": seq})
+		_, absent := p.Conn.GetMsg(ctx, DelayedStream, map[string]any{"seq": seq})
 		if errors.Is(absent, event.ErrNotFound) {
 			return false, nil
 		}

@@ -1,4 +1,4 @@
-package jetstream
+package publish
 
 import (
 	"context"
@@ -8,80 +8,62 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
+	"eventhub/jetstream/native"
 )
 
-// MaxDelayedPage is the maximum of the limit of Topic.Delayed.
-const MaxDelayedPage = 1_000
+// MaxWaiting is the maximum of the limit of Publishers.Waiting.
+const MaxWaiting = 1_000
 
-// DelayedEvent is an event that waits to be stored in its topic.
-type DelayedEvent struct {
-	ID string
-	// Key is "" for an event without a key.
-	Key string
-	// At is when the event is due.
-	At time.Time
-	// Published is when it was published.
-	Published time.Time
-	// Bytes is the size of the payload.
-	Bytes int
+// Waiting is an event that waits to be stored in its topic.
+type Waiting struct {
+	ID            string
+	Key           string // "" without one
+	At, Published time.Time
+	Bytes         int // of the payload
 }
 
-// DelayedPage is a part of the events that wait for a topic.
-type DelayedPage struct {
-	Events []DelayedEvent
-	// Next is for the next page; "" at the end.
-	Next string
-}
-
-// Delayed lists the events that wait for the topic, in the order in which they were published. A
-// page has at most limit events, and fewer where they are large. Events that are due are not among
-// them. The topic need not exist. It returns a bad_options *Error for a limit or a next that is
-// none.
-func (t Topic) Delayed(ctx context.Context, next string, limit int) (DelayedPage, error) {
-	a := t.admin
-	if err := ValidTopic(t.name); err != nil {
-		return DelayedPage{}, err
+// Waiting calls f for the events that wait for a topic, at most limit of them, in the order in
+// which they were published. next is that of the page before, or "" to begin; the result is that of
+// the next page, or "" at the end.
+func (p *Publishers) Waiting(ctx context.Context, topic, next string, limit int, f func(Waiting)) (string, error) {
+	if err := event.ValidTopic(topic); err != nil {
+		return "", err
 	}
-	if limit < 1 || limit > MaxDelayedPage {
-		return DelayedPage{}, event.BadOptions("limit is %d: 1 to %d are allowed", limit, MaxDelayedPage)
+	if limit < 1 || limit > MaxWaiting {
+		return "", event.BadOptions("limit is %d: 1 to %d are allowed", limit, MaxWaiting)
 	}
 	from := uint64(1)
 	if next != "" {
 		n, err := strconv.ParseUint(next, 10, 64)
 		if err != nil || n == 0 {
-			return DelayedPage{}, event.BadOptions("next is not from the answer before: leave it out to begin")
+			return "", event.BadOptions("next is not from the answer before: leave it out to begin")
 		}
 		from = n
 	}
-	if _, err := a.publishing.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
-		return DelayedPage{}, nil
+	if _, err := p.schedules.open(ctx, false); errors.Is(err, event.ErrNotFound) || errors.Is(err, errNoSchedules) {
+		return "", nil
 	} else if err != nil {
-		return DelayedPage{}, err
+		return "", err
 	}
-	var page DelayedPage
 	left := uint64(0)
-	query := &conn.DirectQuery{Seq: from, Batch: limit, NextBySubj: waitPrefix + "*." + objectName(t.name) + ".*"}
-	_, err := a.conn.Direct(ctx, delayedStream, query, func(m *conn.StoredMsg, pending uint64) error {
+	query := &conn.DirectQuery{Seq: from, Batch: limit, NextBySubj: waitPrefix + "*." + native.ObjectName(topic) + ".*"}
+	_, err := p.Conn.Direct(ctx, DelayedStream, query, func(m *conn.StoredMsg, pending uint64) error {
 		left, from = pending, m.Seq+1
 		subject := m.Header.Get(headerTarget)
 		at, err := time.Parse("@at "+time.RFC3339Nano, m.Header.Get(headerSchedule))
-		if subjectTopic(subject) == t.name && err == nil { // others no hub has stored
-			page.Events = append(page.Events, DelayedEvent{
-				ID: storedID(m.Header, delayedStream, m.Seq), Key: subjectKey(subject), At: at, Published: m.Time, Bytes: len(m.Data),
+		// others no hub has stored
+		if of, key, _ := native.ParseSubject(subject); of == topic && err == nil {
+			f(Waiting{
+				ID: native.StoredID(m.Header, DelayedStream, m.Seq), Key: key, At: at, Published: m.Time, Bytes: len(m.Data),
 			})
 		}
 		return nil
 	})
 	if err != nil {
-		return DelayedPage{}, a.conn.Unavailable(err)
+		return "", p.Conn.Unavailable(err)
 	}
 	if left > 0 {
-		page.Next = strconv.FormatUint(from, 10)
+		return strconv.FormatUint(from, 10), nil
 	}
-	return page, nil
-}
-
-// CancelDelayed is Publisher.Cancel for operators.
-func (t Topic) CancelDelayed(ctx context.Context, id string) error {
-	return t.admin.publishing.publisher.Cancel(ctx, t.name, id)
+	return "", nil
 }

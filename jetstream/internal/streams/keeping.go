@@ -2,12 +2,15 @@ package streams
 
 import (
 	"cmp"
+	"errors"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/conn"
 	"eventhub/jetstream/topics"
 )
 
@@ -77,3 +80,10 @@ func (k *keeping) Refused() error {
 
 // SeenEvery is how often it is noted that a group has a member.
 func (k *keeping) SeenEvery() time.Duration { return min(k.GroupAge/4, time.Hour) }
+
+// Beyond reports whether a stream refused a message because of its bounds, and not for want of disk
+// space.
+func Beyond(err error) bool {
+	refused, ok := errors.AsType[*conn.APIError](err)
+	return ok && refused.ErrCode == ErrCodeStoreFailed && strings.HasPrefix(refused.Description, "maximum ")
+}
