@@ -36,7 +36,7 @@ func (b *burials) store(ctx context.Context, l deadEvent) error {
 		return err
 	}
 	letter := l.letter().Append(nil)
-	bare := len(letter) > int(b.conn.Links[0].NC.MaxPayload())-deadMargin
+	bare := len(letter) > b.publishers.MaxMessage()-deadMargin
 	origin := originRef{stream: l.original.Stream, seq: l.original.Sequence, storedAt: l.original.StoredAt, tombstone: l.original.Tombstone}
 	for {
 		if bare && l.whole {
@@ -48,7 +48,11 @@ func (b *burials) store(ctx context.Context, l deadEvent) error {
 			// fit stays in its stream.
 			letter = l.letter().WithoutPayload().Append(nil)
 		}
-		err := b.publishers.Store(ctx, t, letter, l.id, origin.String())
+		original := ""
+		if origin.stream != "" {
+			original = origin.String()
+		}
+		err := b.publishers.Store(ctx, t, letter, l.id, original)
 		if err == nil {
 			b.note(l)
 			return nil

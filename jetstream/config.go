@@ -118,7 +118,7 @@ type Limits struct {
 	// such limit.
 	DerivedKeysPerClient, DerivedKeyRate int
 	// SchemasPerClient ("schemas_per_client") is the most versions of schemas that one client may
-	// have registered. Default 500. MaxSchemas bounds those of all clients.
+	// have registered. Default 500. schemas.MaxVersions bounds those of all clients.
 	SchemasPerClient int
 	// ComputeTime ("schema_time") is how much time of a processor one client may have payloads
 	// compared with schemas and events cast in each second, and 100 ms at once: default 500 ms.

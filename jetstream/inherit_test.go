@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/internal/publish"
 	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/natstest"
 	"eventhub/jetstream/topics"
@@ -171,7 +172,7 @@ func TestAFullTopicDoesNotHoldUpDelayedEventsOfOthers(t *testing.T) {
 	var wg sync.WaitGroup
 	for w := range 16 {
 		wg.Go(func() {
-			for i := range 8*256/16 + 10 {
+			for i := range 8*publish.DueBatch/16 + 10 {
 				// Due when all are scheduled, or when this one has long been, if that takes longer.
 				opts := PublishOptions{ID: strconv.Itoa(w) + "-" + strconv.Itoa(i), Delay: 2 * time.Second}
 				if _, err := b.Publish(t.Context(), "full", []byte("1"), opts); err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"eventhub/jetstream/event"
+	"eventhub/jetstream/native"
 )
 
 func letterList(t *testing.T, b *Bus, filter LetterFilter) []*Letter {
@@ -131,5 +132,23 @@ func TestListAndCountOfLetters(t *testing.T) {
 	}
 	if _, err := letters.Discard(t.Context(), LetterFilter{ID: "dlq:none"}, RedriveOptions{}); !errors.Is(err, event.ErrNotFound) {
 		t.Errorf("an id that there is not: %v", err)
+	}
+}
+
+// A dead letter of an event that its program has not read from a stream names no place.
+func TestALetterOfAnEventThatWasNotRead(t *testing.T) {
+	t.Parallel()
+	b := open(t, Config{})
+	publishAll(t, b, "orders", "1")
+	if err := b.Group("orders", "g").DeadLetter(t.Context(), &event.Event{ID: "made", Topic: "orders", Payload: []byte("1")}, "broken", 1); err != nil {
+		t.Fatal(err)
+	}
+	l := letterList(t, b, LetterFilter{})[0]
+	m, err := b.conn.GetMsg(t.Context(), l.Stream, map[string]any{"seq": l.Sequence})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if place, given := m.Header[native.HeaderOriginal]; given || l.Event.ID != "made" {
+		t.Errorf("the letter of %s has the place %q", l.Event.ID, place)
 	}
 }

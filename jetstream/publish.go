@@ -43,8 +43,8 @@ type PublishOptions struct {
 	// Wrapper means that the payload contains the payload of another event, and may therefore
 	// exceed the limit by 16 KiB.
 	Wrapper bool
-	// Brief has PublishAsync return ErrLong, without an effect, where the comparison with the
-	// schema of the topic takes more than about a millisecond, or the client must wait for its
+	// Brief has PublishAsync return schemas.ErrLong, without an effect, where the comparison with
+	// the schema of the topic takes more than about a millisecond, or the client must wait for its
 	// ration (Limits.ComputeTime).
 	Brief bool
 	// CountFor, if not "", is the client for which the topic and the key count that this publish

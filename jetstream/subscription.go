@@ -105,7 +105,7 @@ type SubscribeOptions struct {
 	// has ended. It is never called while the handler runs, and must not block.
 	OnAssign func(Assignment)
 	// SchemaVersion, when not 0, is the version of the schema in which the subscription gets the
-	// events of all its topics: a number from 1 on, or SchemaLatest. An event that cannot be cast
+	// events of all its topics: a number from 1 on, or schemas.Latest. An event that cannot be cast
 	// is an attempt that failed; its dead letter has the event as it was stored, and the reason.
 	SchemaVersion int
 	// Workers is how many handlers of Consume run at a time: 1..10,000, default 1. MaxInFlight also

@@ -17,7 +17,6 @@ import (
 
 	"eventhub/jetstream/event"
 	"eventhub/jetstream/internal/conn"
-	"eventhub/jetstream/internal/records"
 	"eventhub/jetstream/internal/streams"
 	"eventhub/jetstream/native"
 	"eventhub/jetstream/schema"
@@ -380,7 +379,7 @@ func (r *Registry) store(ctx context.Context, v *compiledVersion) error {
 	defer cancel()
 	msg := &nats.Msg{Subject: r.bucket().Subject(entryKey(v.Topic, v.Version)), Data: value}
 	_, err = r.cfg.Conn.JS.PublishMsg(ctx, msg, natsjs.WithExpectStream(r.bucket().Stream()), natsjs.WithExpectLastSequencePerSubject(0))
-	if errors.Is(records.MovedOr(err), records.ErrMoved) {
+	if conn.KeyChanged(err) {
 		return errTaken
 	}
 	if api, ok := errors.AsType[*natsjs.APIError](err); ok && strings.Contains(api.Description, "maximum messages") {

@@ -36,9 +36,9 @@ const (
 	dueLook = 5 * time.Second
 	// dueAgain is how long a hub waits after a failure.
 	dueAgain = time.Second
-	// dueBatch and dueBytes bound what a hub takes at a time, and dueWaits how long it waits for
+	// DueBatch and dueBytes bound what a hub takes at a time, and dueWaits how long it waits for
 	// it.
-	dueBatch = 256
+	DueBatch = 256
 	dueBytes = 8 << 20
 	dueWaits = 10 * time.Second
 	// dueAckPending is how many events may be in the hands of hubs, those included that wait for
@@ -157,7 +157,7 @@ func (k *schedules) serve(ctx context.Context, s *streams.Stream) error {
 	if err != nil {
 		return err
 	}
-	r := &dueReader{schedules: k, link: p.Conn.Links[0], came: make(chan *nats.Msg, 2*dueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.Clock.Now() - int64(dueGauge)}
+	r := &dueReader{schedules: k, link: p.Conn.Links[0], came: make(chan *nats.Msg, 2*DueBatch), began: info.State.LastSeq, cancelled: make(map[string]cancellation), before: make(map[string]map[string]bool), full: fullTopics{until: make(map[string]int64)}, counted: p.Clock.Now() - int64(dueGauge)}
 	switch first, err := p.Conn.GetMsg(ctx, DelayedStream, map[string]any{"next_by_subj": duePrefix + ">", "seq": 1}); {
 	case err == nil:
 		r.oldest = first.Time
@@ -223,7 +223,7 @@ func (r *dueReader) settle(reply string, how []byte) { _ = r.link.NC.Publish(rep
 func (r *dueReader) pull(ctx context.Context) error {
 	p := r.shared
 	most := max(dueBytes, int(r.link.NC.MaxPayload())+event.PayloadMargin) // an event always fits
-	req, err := json.Marshal(map[string]any{"batch": dueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
+	req, err := json.Marshal(map[string]any{"batch": DueBatch, "max_bytes": most, "expires": dueWaits, "idle_heartbeat": dueWaits / 4})
 	if err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (r *dueReader) pull(ctx context.Context) error {
 		for m != nil {
 			if meta, ok := conn.ParseAckSubject(m.Reply); ok {
 				came++
-				ended = came == dueBatch
+				ended = came == DueBatch
 				events = append(events, dueEvent{msg: m, meta: meta})
 			} else if status := m.Header.Get("Status"); status != "100" && m.Subject == inbox {
 				if ended = true; came == 0 && (status == "409" || status == "503") {

@@ -250,8 +250,8 @@ func (p *Publisher) transmit(ctx context.Context, w *flight) error {
 	return nil
 }
 
-// shortfall returns by how much sooner than publishWait after now, in the bus's time, the context
-// ends; 0 when it does not.
+// shortfall returns by how much sooner than conn.PublishWait after now, in the bus's time, the
+// context ends; 0 when it does not.
 func (p *Publishers) shortfall(ctx context.Context, now int64) int64 {
 	end, ok := ctx.Deadline()
 	if !ok {

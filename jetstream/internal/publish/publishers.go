@@ -130,6 +130,10 @@ func (p *Publishers) StoreDue() {
 // Own returns the Publisher of the bus itself, whose topics count for nobody.
 func (p *Publishers) Own() *Publisher { return p.own }
 
+// MaxMessage returns the largest message that Store may send, in bytes: the server to which its
+// connection leads may have another limit than the others.
+func (p *Publishers) MaxMessage() int { return int(p.own.link.NC.MaxPayload()) }
+
 // Publisher returns a new Publisher, for a client that nobody has named.
 func (p *Publishers) Publisher() *Publisher {
 	return p.newPublisher(conn.OwnClient + strconv.FormatUint(p.clients.Add(1), 36))
@@ -170,9 +174,12 @@ func (p *Publishers) KeysLooked(t *streams.Topic, entries uint64) (removed int) 
 	return 0
 }
 
-// KnownKeys returns how many keys this hub takes a topic to have, removed ones included.
+// KnownKeys returns how many keys this hub takes a compacted topic to have, removed ones included.
 func (p *Publishers) KnownKeys(t *streams.Topic) int {
 	k := gatesOf(t).keys
+	if k == nil {
+		return 0
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.present + k.since
