@@ -173,9 +173,16 @@ func (r *allRead) round(ctx context.Context) (done bool, err error) {
 	return err == nil && left == nil, err
 }
 
+// allBatch and allBytes are what is asked for at a time of a whole bucket. Fewer requests read it
+// sooner, and a reader that holds still costs the hub three of them at most.
+const (
+	allBatch = 8_192
+	allBytes = 2 << 20
+)
+
 // pull reads through a consumer, up to a sequence or until the consumer has no more.
 func (r *allRead) pull(ctx context.Context, last uint64) error {
-	q := Query{From: r.from, Last: last}
+	q := Query{From: r.from, Last: last, Batch: allBatch, Bytes: allBytes}
 	err := r.messages.pullAll(ctx, r.stream, &q, func(window []*conn.StoredMsg) error {
 		for _, m := range window {
 			if err := r.f(m); err != nil {

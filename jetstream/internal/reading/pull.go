@@ -55,8 +55,9 @@ type Query struct {
 	HeadersOnly      bool
 	// Max, if not 0, is the maximum number of messages.
 	Max int
-	// Batch is how many messages are asked for at a time: default 2,048.
-	Batch int
+	// Batch and Bytes are how many messages, and bytes of them, are asked for at a time: default
+	// 2,048 and 512 KiB.
+	Batch, Bytes int
 	// Again, if not nil, is called before what was cut off begins again. Its error ends the
 	// reading.
 	Again func(context.Context) error
@@ -255,6 +256,7 @@ type pull struct {
 	silence *time.Timer
 
 	batch    int
+	bytes    int
 	asked    int    // messages that may still come
 	room     int    // bytes that they may have
 	requests int    // begun
@@ -278,7 +280,7 @@ func (r *Messages) openPull(ctx context.Context, stream string, q *Query) (*pull
 		link = r.Conn.Links[0]
 	}
 	cfg := q.consumer()
-	p := &pull{conn: r.Conn, link: link, stream: stream, name: cfg.Name, inbox: nats.NewInbox(), batch: cmp.Or(q.Batch, pullBatch)}
+	p := &pull{conn: r.Conn, link: link, stream: stream, name: cfg.Name, inbox: nats.NewInbox(), batch: cmp.Or(q.Batch, pullBatch), bytes: cmp.Or(q.Bytes, pullBytes)}
 	if q.Max > 0 {
 		p.batch = min(p.batch, q.Max)
 	}
@@ -355,10 +357,10 @@ func (p *pull) ask() error {
 	switch {
 	case p.ended, p.solo, p.one && p.open > 0:
 		return nil
-	case p.open > 0 && (p.open == pullRequests || p.asked > p.batch/2 && p.room > pullBytes/2):
+	case p.open > 0 && (p.open == pullRequests || p.asked > p.batch/2 && p.room > p.bytes/2):
 		return nil
 	}
-	request := map[string]any{"batch": p.batch, "no_wait": true, "max_bytes": pullBytes}
+	request := map[string]any{"batch": p.batch, "no_wait": true, "max_bytes": p.bytes}
 	n := p.batch
 	if p.solo, p.one = p.one, false; p.solo {
 		n, request = 1, map[string]any{"batch": 1, "no_wait": true}
@@ -372,7 +374,7 @@ func (p *pull) ask() error {
 		return err
 	}
 	p.asked += n
-	p.room += pullBytes
+	p.room += p.bytes
 	p.open++
 	p.fresh = true
 	return nil
@@ -387,7 +389,7 @@ func (p *pull) end(m *nats.Msg) error {
 	case status == "408": // the requests before are enough for what is left: the end of one tells
 		p.ended = true
 		p.asked -= p.batch
-		p.room -= pullBytes
+		p.room -= p.bytes
 	case status == "409" && (why == "Batch Completed" || why == "Message Size Exceeds MaxBytes"):
 		p.one = why != "Batch Completed" && p.fresh
 		p.asked -= max(headerInt(m, "Nats-Pending-Messages"), 0)
